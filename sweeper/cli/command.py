@@ -6,8 +6,8 @@
         second: str = word("B")
         quick: bool = switch()
 
-A word is required (`str`), optional (`str | None`) or repeated (`list[str]`). Every other field is a setting and is
-written as `key=value`, as in the configuration of a sweep. A nested dataclass is a section, such as `tracking.uri`.
+A word (positional argument) is required (`str`), optional (`str | None`) or repeated (`list[str]`). Other fields are
+settings, written as `key=value` as in a sweep's configuration. A nested dataclass is a section, such as `tracking.uri`.
 """
 
 import re
@@ -50,12 +50,12 @@ def word(name: str, default: Any = MISSING) -> Any:
 
 
 def words(name: str, least: int = 0) -> dict[str, Any]:
-    """Return the metadata of a list field that takes at least `least` plain arguments."""
+    """Return the metadata of a list field that takes at least `least` positional arguments."""
     return {"word": name, "least": least}
 
 
 def switch() -> Any:
-    """Declare a switch. The flag `--name` sets it to true."""
+    """Declare a switch. The flag `--name` sets the switch to true."""
     return field(default=False, metadata={"switch": True})
 
 
@@ -95,7 +95,7 @@ class StoreRequest:
     tracking: Tracking = field(default_factory=Tracking)
 
     def open_uri(self) -> str:
-        """Return the store's URI. Raises UserInputError if no server responds, while MLflow would retry for minutes."""
+        """Return the store's URI. Raises UserInputError at once if no server responds; MLflow retries for minutes."""
         from sweeper.tracking.mlflow_store import check_uri, default_uri, name_ignored_store
 
         if not self.tracking.uri:
@@ -137,7 +137,7 @@ class Subcommand:
         return ""
 
     def usage(self, verb: str) -> str:
-        """Return the usage of a verb: the command and the words, without settings."""
+        """Return the usage of a verb: the command and its positional arguments, without settings."""
         parts = ["sweeper", self.name, f"[{verb}]" if verb and verb == self.default else verb]
         for key in [key for key in request_keys(self.verbs[verb][0]) if "word" in key.bounds]:
             name = f"{key.bounds['word']}{'…' if get_origin(key.annotation) is list else ''}"
@@ -316,7 +316,7 @@ def _describe_key(key: Key) -> str:
 
 
 def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
-    """Format names and meanings in two columns. The meaning of a long name goes below the name."""
+    """Format names and meanings in two columns. If a name is long, its meaning starts on the next line."""
     column = COLUMN if width >= NARROW else NARROW_COLUMN
     lines = list[str]()
     for name, meaning in pairs:
@@ -339,7 +339,7 @@ def wrap(text: str, width: int, indent: str = "") -> str:
 
 
 def check_output_file(key: str, path: Path) -> None:
-    """Check that a path can be an output file, before any work begins. Raises UserInputError if it cannot."""
+    """Check, before any work begins, that a path can be an output file. Raises UserInputError if it cannot be one."""
     if not path.parent.is_dir():
         raise UserInputError(f"{key}={path}: {path.parent}: no such directory")
     if path.is_dir():

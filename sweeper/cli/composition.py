@@ -1,4 +1,4 @@
-"""Compose a configuration for each sweep from the arguments with Hydra, and turn Hydra's errors into one line."""
+"""Use Hydra to compose each sweep's configuration from the arguments, and reduce Hydra's errors to one line."""
 
 import math
 import os
@@ -105,7 +105,7 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
 
 def _check_override(override: str) -> None:
     """Check that an override chooses a single name from a group, and only Hydra's own launcher and sweeper. Hydra would
-    merge all choices of a list into one configuration, and would never run configurations from plugins."""
+    merge all choices of a list into one configuration, and a plugin's launcher or sweeper would run no sweep."""
     if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
         raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
     if plugin := re.match(r"[+~]*hydra[/.](launcher|sweeper)\b(?!=basic$)", override):
@@ -116,9 +116,9 @@ def _check_override(override: str) -> None:
 def quote_spaces(overrides: Sequence[str], *, multirun: bool = False) -> list[str]:
     """Quote ranges, choices and lists of the space in the overrides, so that the space receives them as text.
 
-    Without quotes, Hydra expands a range or a choice into one run per value, and only with -m. Under `space.`, the
-    sampler chooses a value instead. With -m, the short form a,b keeps Hydra's meaning: one sweep per value. Lists are
-    quoted because Hydra rejects a list if the YAML file has a mapping for cpu and gpu.
+    Hydra would expand an unquoted range or choice into one run per value, and only with -m. For keys under `space.`,
+    the sampler chooses the values instead. With -m, the short form a,b keeps Hydra's meaning: one sweep per value.
+    Lists are quoted because Hydra rejects a list if the YAML file has a mapping for cpu and gpu.
 
     Raises UserInputError for an environment variable that cannot be a parameter.
     """

@@ -22,7 +22,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP is sent when 
 
 
 def open_streams() -> None:
-    """Reopen closed standard streams to keep other files off their descriptors. Escape unencodable characters."""
+    """Reopen closed standard streams, so that no other file gets their descriptors. Escape unencodable characters."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # gets the lowest free descriptor
@@ -72,7 +72,7 @@ def interpreter() -> str:
 
 
 def signals_to_handle() -> list[signal.Signals]:
-    """Return SIGNALS, but without SIGHUP if nohup started this process."""
+    """Return SIGNALS, excluding SIGHUP if nohup started this process."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signum for signum in SIGNALS if signum != signal.SIGHUP or not ignored]
 
@@ -91,7 +91,7 @@ class StopRequests:
         return self._count > 0
 
     def install(self) -> None:
-        """Install the signal handlers. Called again after Ray has installed its own handlers."""
+        """Install the signal handlers. This is called again after Ray has installed its own handlers."""
         for signum in signals_to_handle():
             signal.signal(signum, self._handle)
 
@@ -117,7 +117,7 @@ class StopRequests:
             self.leave("left at once", INTERRUPTED)
 
     def leave(self, reason: str, code: int) -> None:
-        """End the process from any thread. The next start of the sweep cleans up."""
+        """End the process from any thread. Cleanup is left to the next start of the sweep."""
         show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""  # the live display hides the cursor
         os.write(2, f"{show_cursor}\n{reason}; to resume:\n  {self._command}\n".encode())
         os._exit(code)

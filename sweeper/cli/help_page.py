@@ -53,7 +53,7 @@ def render_help(arguments: Arguments) -> str:
 
 
 def sweep_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
-    """Return the keys of all sweeps with meanings from the comments in conf/config.yaml or from the schema's docs."""
+    """Return the keys of all sweeps and their meanings, from comments in conf/config.yaml or the schema's docs."""
     main = next(file for file in files if file.path == CONF / "config.yaml")
     comments = main.comments()
     keys = [key for key in keys_of(Config) if key.name not in ("space", "command")]
@@ -73,7 +73,7 @@ def sweep_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str,
 def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
     """Return the workload's keys with meanings from the workload's dataclasses or from comments in its files.
 
-    A command's parameters get default meanings from the workload `parallel`, which uses the same layout names.
+    The default meanings of a command's parameters come from the workload `parallel`, which uses the same layout names.
     """
     name = composed.workload.name
     if name not in registry.names():

@@ -38,7 +38,7 @@ class ConfigFile:
         return yaml.compose(self._text, yaml.SafeLoader)
 
     def entries(self) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-        """Yield each key that the file sets in the composed configuration, with the YAML nodes of name and value."""
+        """Yield each key that the file sets in the composed configuration, and the YAML nodes of its name and value."""
         return _walk(self._root, f"{self.package}." if self.package else "")
 
     def line_of(self, key: str) -> int | None:
@@ -52,7 +52,7 @@ class ConfigFile:
         return {key: comment for key, comment in comments.items() if comment}
 
     def problem(self, *, is_global: bool) -> str:
-        """Return a problem with the whole file; empty if the file is valid. A global file needs keys at the root."""
+        """Describe any problem with the whole file; empty if valid. A global file must define its keys at the root."""
         if is_global and self.package:
             marked = self._text.startswith("\ufeff")
             where = "; remove the byte-order mark before it" if marked and HEADER in self._text else ""
@@ -88,7 +88,7 @@ def _comment(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
 
 
 def choices_of(arguments: Arguments) -> dict[str, str]:
-    """Return the choice for each group in the command. Groups with several values are omitted."""
+    """Return the command's choice for each group. Groups with several values are omitted."""
     matches = [_CHOICE.fullmatch(override) for override in arguments.overrides]
     return {match[1]: match[2] for match in matches if match}
 
@@ -142,9 +142,9 @@ def _group_overrides(arguments: Arguments) -> list[str]:
 
 
 def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
-    """Prefix a message with the file and line of the key at the message's start, unless the user typed this key.
+    """If a message starts with a key that the user did not type, prefix the message with the key's file and line.
 
-    `shipped` includes our own files. They are valid, so set it only for errors that do not depend on the device.
+    `shipped` also searches our own files. These are valid, so set it only for errors that do not depend on the device.
     """
     match = re.match(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*(?=[=:])", message)
     if match is None or _is_typed(match[0], arguments):
@@ -177,7 +177,7 @@ def locate_text(text: str, arguments: Arguments) -> str:
 
 
 def display(path: Path | str | None) -> str:
-    """Return the path as text. A path below the working directory becomes relative."""
+    """Return the path as text, relative if it is below the working directory."""
     absolute, here = Path(path or "").resolve(), Path.cwd()
     return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
 

@@ -18,7 +18,7 @@ def process_age_s() -> float:
 
 
 class PhaseClock:
-    """A clock that sums the seconds in each phase of a command, beginning at process start in the phase `start`."""
+    """A clock that sums the time spent in each phase of a command, beginning at process start in the phase `start`."""
 
     def __init__(self) -> None:
         self._started_s = self._entered_s = time.monotonic() - process_age_s()
@@ -36,6 +36,6 @@ class PhaseClock:
             self._phase, self._entered_s = phase, time.monotonic()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds spent in each phase until now, in phase order."""
+        """Return the seconds that each phase has taken so far, in phase order."""
         present_s = time.monotonic() - self._entered_s
         return {**self._seconds, self._phase: self._seconds.get(self._phase, 0.0) + present_s}

@@ -19,7 +19,7 @@ def format_number(value: float) -> str:
 
 
 def round_to_interval(value: float, half_width: float) -> float:
-    """Round a value to two digits of the interval's half width. Without an interval, round as in tables."""
+    """Round a value to two digits of the interval's half width. If there is no interval, round as in tables."""
     if not math.isfinite(value) or not value:
         return value
     if not (math.isfinite(half_width) and 0 < half_width < abs(value)):
@@ -51,7 +51,7 @@ def format_interval(low: float, high: float) -> str:
 
 
 def format_percent(share: float) -> str:
-    """Format a fraction in percent, without the percent sign. NaN becomes empty."""
+    """Format a fraction as a percentage, without the percent sign. NaN becomes empty."""
     return "" if math.isnan(share) else f"{100 * share:.1f}"
 
 
@@ -63,7 +63,7 @@ def short_value(value: object) -> str:
 
 
 def exact_value(value: object) -> str:
-    """Format a parameter value for MLflow in at most 500 characters. A number reads back as the same number."""
+    """Format a parameter value for MLflow in at most 500 characters. Numbers stay exact when read back."""
     if isinstance(value, float):
         return f"{value:.0f}" if _is_whole(value) else repr(float(value))
     return str(value)[:500]
@@ -86,7 +86,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_phases(seconds: Mapping[str, float]) -> str:
-    """Format durations by phase, without very short phases: `12.3 s: start 4.1, trials 0.3, recording 2.0`."""
+    """Format durations by phase, omitting very short phases: `12.3 s: start 4.1, trials 0.3, recording 2.0`."""
     parts = [f"{name} {value:.1f}" for name, value in seconds.items() if value >= 0.05]
     total = sum(seconds.values())
     shown = f"{total:.1f} s" if total < 600 else f"{format_duration(total)} ({total:.0f} s)"
@@ -134,7 +134,7 @@ def shorten(text: str, length: int) -> str:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Return a safe value for a CSV file. Non-numeric text that starts like a formula gets a leading ' (OWASP)."""
+    """Make a value safe to put in a CSV file. Non-numeric text that starts like a formula gets a leading ' (OWASP)."""
     if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
         return f"'{value}"
     return value

@@ -1,6 +1,6 @@
 """Make Python collect garbage less often. Programs import this module first.
 
-Library imports create a million objects. Collections find no garbage there, but take a sixth of the startup time.
+Library imports create a million objects. Collections find no garbage among them, but take a sixth of the startup time.
 """
 
 import gc

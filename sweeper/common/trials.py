@@ -125,13 +125,13 @@ class TrialRecord:
 
     @property
     def superseded(self) -> int | None:
-        """The number of the attempt that does not count: the earlier attempt or this attempt. None without a retry."""
+        """The number of the attempt to discard: the earlier attempt or this one. None without a retry."""
         if self.retry is None or self.status is TrialStatus.CANCELLED:
             return None
         return self.retry.trial if self.retry.replaces else self.number
 
     def weighed_against(self, earlier: TrialRecord | None) -> TrialRecord:
-        """Return the record, marked as not replacing a complete `earlier` attempt if this retry has no measurement."""
+        """Return the record; if this retry measured nothing, mark it as not replacing a complete `earlier` attempt."""
         has_result = self.status in (TrialStatus.COMPLETE, TrialStatus.INCONCLUSIVE)
         if self.retry is None or earlier is None or earlier.status is not TrialStatus.COMPLETE or has_result:
             return self

@@ -19,7 +19,7 @@ LEAST_KIB = 4096  # smallest message with an expected rate; the planner does not
 
 
 def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mapping[str, float]:
-    """Return the expected rate of each test. An unknown device only has to sustain its initial rate to the end."""
+    """Return the expected rate of each test. An unknown device is only expected to keep its initial rate to the end."""
     metrics = experiment.tests.items()
     ends = {f"{test}{END_OVER_START}": 1.0 for test, metric in metrics if metric == "tflops_sustained"}
     try:
@@ -72,7 +72,7 @@ def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[fl
 
 
 def choose_parameters(target: Target, experiment: Experiment, ranks: int) -> dict[str, Scalar]:
-    """Return a trial's parameters, with the planner's fastest layout for training. Return {} if no layout fits."""
+    """Return a trial's parameters: for training, those of the planner's fastest layout. Return {} if no layout fits."""
     given = experiment.parameters_for(ranks)
     if experiment.workload != "parallel":
         return given

@@ -75,7 +75,7 @@ def read_experiments(kind: str, profile: Profile) -> tuple[Experiment, ...]:
 
 
 def spread_of(kind: str, test: str) -> Spread:
-    """Return the spread of a test's results, from the first row of spreads.csv that matches part of the test's name."""
+    """Return the spread of a test's results: the first row of spreads.csv whose text is part of the test's name."""
     return next(spread for text, spread in _read_spreads(kind) if text in test)
 
 

@@ -40,7 +40,7 @@ def judge(
     expected: Mapping[tuple[str, str], float],
     baseline: Mapping[tuple[str, str], float],
 ) -> list[Judgement]:
-    """Return the verdict on every reading. The limits together keep to one overall false-alarm rate.
+    """Return the verdict on every reading. The limits are set for one overall false-alarm rate.
 
     Args:
         kind: the device kind, cpu or gpu.
@@ -76,7 +76,7 @@ def judge(
 
 
 def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
-    """Yield each node's median device rate, if several nodes have several devices, to find generally slow nodes."""
+    """If several nodes have several devices, yield each node's median device rate, to find generally slow nodes."""
     groups = defaultdict[str, dict[tuple[str, ...], list[Reading]]](lambda: defaultdict(list))
     for reading in readings:
         if reading.scope == "device" and not reading.problem:

@@ -7,8 +7,8 @@
 Measures each device alone and all devices at once (burst and sustained GEMMs, memory, copies to and from the host),
 then each node (collectives by size, a training step), pairs of nodes in rounds, and the whole cluster. Each result is
 compared with the other parts' results, with the rate expected by the hardware catalog or the planner, and with the
-baseline, if one is given. All comparisons together fail about 1% of healthy clusters, if parts vary as assumed
-(docs/guides/accept.md). The profile quick takes up to 5 minutes, standard up to 30; burn_in loads GPUs for minutes.
+baseline, if given. All comparisons together fail about 1% of healthy clusters, if parts vary as assumed
+(docs/guides/accept.md). The profile quick takes up to 5 minutes, standard up to 30; burn_in stresses GPUs for minutes.
 
 Writes accept.json, an HTML page, Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE, and logs these files as a run
 in the MLflow experiment acceptance. `verify` checks that an accept.json is unchanged; `compare` prints the results that
@@ -56,7 +56,7 @@ PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": b
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptRequest(StoreRequest):
-    """The cluster to accept, and the thoroughness of the tests.
+    """The cluster to accept, and how thoroughly to test it.
 
     Attributes:
         hardware: name of a local GPU model, or cpu.
@@ -152,7 +152,7 @@ def accept(request: AcceptRequest) -> int:
 
 
 def find_problems(target: Target, nodes: Sequence[Node], states: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """List the problems of the tested nodes, and GPU problems of untested nodes, marked as not affecting results."""
+    """List the tested nodes' problems, and untested nodes' GPU problems, marked as not affecting results."""
     untested = check_gpu_setup([node for node in nodes if node not in target.nodes])
     others = [replace(finding, affects_results=False) for finding in untested]
     return [*check_gpu_setup(target.nodes), *check_nodes(states), *others]
@@ -185,7 +185,7 @@ def verify(request: VerifyRequest) -> int:
 
 
 def compare(request: CompareRequest) -> int:
-    """Print slower and missing results of the later run. Return 1 if a result is slower, else 3 if one is missing."""
+    """Print the later run's slower and missing results. Return 1 if any is slower, else 3 if any is missing."""
     before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
     changes = records.compare_records(before, after)
     slower = [change for change in changes if change.is_slower]

@@ -89,7 +89,7 @@ class Job:
         self.deadline_s = time.monotonic() + timeout_s(self.experiments[0]) + further_s
 
     def poll(self) -> tuple[Experiment, TrialResult] | None:
-        """Return the experiment that has ended, if any, and start the next experiment. A lost node ends the job."""
+        """Return the experiment that has ended, if any, and start the next experiment. Losing a node ends the job."""
         assert self.pool
         try:
             ended = self.pool.wait(0.0)
@@ -208,7 +208,7 @@ def skip_measured(phases: Sequence[Sequence[Job]], readings: Iterable[Reading]) 
 
 
 def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterator[Reading]:
-    """Yield a reading for each test and part of an experiment. A reading without a positive rate has a problem."""
+    """Yield a reading for each test and part of an experiment. A reading has a problem if its rate is not positive."""
     hardware = job.target.hardware
     of_ranks = {**dict(enumerate(result.measurements)), **result.of_ranks}
     for test, metric in experiment.tests.items():
@@ -231,7 +231,7 @@ def read_result(job: Job, experiment: Experiment, result: TrialResult) -> Iterat
 
 
 def leave_out_unsupported(readings: Sequence[Reading]) -> list[Reading]:
-    """Drop readings that are infeasible for a reason other than memory, if no part could run the test."""
+    """If no part could run a test, drop its readings that are infeasible for a reason other than memory."""
     measured = {reading.test for reading in readings if not reading.problem}
     unsupported = re.compile(f"{TrialStatus.INFEASIBLE}: (?!.*out of memory)", re.DOTALL)
     return [reading for reading in readings if reading.test in measured or not unsupported.match(reading.problem)]

@@ -56,7 +56,7 @@ def _round(kind: str, test: str, rate: float | None, other: float | None = None)
 
 
 def summarize_tests(record: Record) -> Iterator[list[str]]:
-    """Yield a row of the TESTS table for each test. With a single part, the slowest and fastest cells are empty."""
+    """Yield a row of the TESTS table for each test. If there is one part, the slowest and fastest cells are empty."""
     rows = [row for row in sort_results(record) if row["value"]]
     for test in dict.fromkeys(row["test"] for row in rows):
         measured = [row for row in rows if row["test"] == test]

@@ -97,7 +97,7 @@ class Journal:
         return json.dumps([FORMAT, self.model, list(self.names)])
 
     def read(self) -> list[Reading]:
-        """Return the readings of an unfinished run on these nodes in the last day, or begin a new journal."""
+        """If a run on these nodes was interrupted in the last day, return its readings; else begin a new journal."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         is_recent = bool(lines) and time.time() - self.path.stat().st_mtime < RESUMED_WITHIN_S
         if not is_recent or lines[0] != self._heading:
@@ -111,7 +111,7 @@ class Journal:
         return [Reading(**{**values, "nodes": tuple(values["nodes"])}) for values in rows]
 
     def add(self, readings: Sequence[Reading]) -> None:
-        """Append the readings that have a value. A resumed run remeasures the remaining readings."""
+        """Append the readings that have a value. A resumed run measures the others again."""
         with self.path.open("a") as file:
             file.writelines(f"{json.dumps(asdict(reading))}\n" for reading in readings if not reading.problem)
 
@@ -127,7 +127,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> dict[str, Any]:
-    """Return the content of an accept.json. Raises UserInputError, which names `key`, if it is changed or invalid."""
+    """Return the content of an accept.json. Raises UserInputError, naming `key`, if it was changed or is invalid."""
     named = f"{key}={path}" if key else str(path)
     try:
         record = json.loads((path / "accept.json" if path.is_dir() else path).read_text())
@@ -179,7 +179,7 @@ class Change:
 
 
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
-    """Return changes of common results, the largest loss first. Raises UserInputError if model or profile differ."""
+    """Return the changes in common results, largest loss first. Raises UserInputError if models or profiles differ."""
     for name in ("model", "profile"):
         if before[name] != after[name]:
             raise UserInputError(f"the runs have the {name} {before[name]} and {after[name]}: only equal ones compare")

@@ -158,7 +158,7 @@ def trial_parameters(description: SweepDescription, record: TrialRecord) -> Para
 
 
 def _chosen_cpus(description: SweepDescription) -> int | None:
-    """Return the number of cores that a sweep was limited to. Older descriptions contain only the setting."""
+    """Return the number of cores that a sweep was limited to. An older description contains only the setting."""
     return description.cpus or description.config.get("cluster", {}).get("cpus")
 
 
@@ -183,7 +183,7 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
 
 
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
-    """Return the command with the interpreter that ran the sweep, because the result depends on its installed packages.
+    """Return the command that uses the sweep's interpreter, because the result depends on the packages installed there.
 
     Each run gets a new name. Under an existing name, the command would find the trial finished and measure nothing.
     """
@@ -196,9 +196,9 @@ def script_line(description: SweepDescription, record: TrialRecord) -> str:
 def overrides_file(description: SweepDescription, record: TrialRecord, comment: str, folder: Path) -> str:
     """Return the text of `workload/best.yaml`, which contains every setting that determines what the trial runs.
 
-    The file does not depend on conf/workload, which may change, or on the user's configuration folder. The command line
-    sets the hardware and the sampler, because Hydra expands the last group first (1.3.8, _internal/defaults_list.py).
-    Therefore, a file in the first group cannot choose files in later groups.
+    The file does not depend on conf/workload, which may change, or on the user's configuration folder. The hardware and
+    the sampler are set on the command line, because a file in the first group cannot choose files from later groups:
+    Hydra expands the last group first (1.3.8, _internal/defaults_list.py).
     """
     program, _ = _split_program(description.arguments)
     words = [*program, f"--config-dir={folder}", "workload=best", f"hardware={description.hardware}", "search=grid"]
@@ -249,7 +249,7 @@ def _entry(value: Value) -> Any:
 
 
 def _escaped(settings: Any) -> Any:
-    """Escape ${…} in all strings, because the shell should expand it and not OmegaConf."""
+    """Escape ${…} in all strings, so that the shell expands it rather than OmegaConf."""
     if isinstance(settings, Mapping):
         return {key: _escaped(value) for key, value in settings.items()}
     if isinstance(settings, (list, tuple)):

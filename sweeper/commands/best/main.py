@@ -14,7 +14,7 @@ trial N are in DIR/sweeps/SWEEP/files/N/run:
     best.json           the result with its interval, the parameters and the software versions
 
 A sweep with several objectives has no winner. The command then lists the trials on the Pareto front, and trial=N
-selects a trial. The files in best/ rerun the front's best trial by the first objective.
+selects a trial. The files in best/ rerun the trial on the front that is best in the first objective.
 """
 
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ to 20% above the rates in training.
 Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on, python -m sweeper
 plan in DIR and plans of sweeps with dir=DIR use these rates for this hardware and print the path of the file;
 calibration=none ignores the file. Prints the value that each rate replaces. To resume after an interruption, or to
-remeasure trials that failed because other processes used the device, rerun the command. A rerun of a complete
-calibration measures everything. To discard an incomplete calibration, delete DIR/calibration/HARDWARE.unfinished.
+remeasure trials that failed because other processes used the device, rerun the command. Rerunning a complete
+calibration measures everything again. To discard an incomplete calibration, delete DIR/calibration/HARDWARE.unfinished.
 """
 
 from collections.abc import Mapping

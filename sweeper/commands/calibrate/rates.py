@@ -75,8 +75,8 @@ def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
 
 def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
     """Return the rates of one kernel, or None unless both passes were measured at two lengths. The planner models the
-    rate at L tokens as share · L / (L + half), so the inverse rate is linear in 1 / L. Both passes share the mean of
-    their `half` values. Each pass takes its share from the longest sequence."""
+    rate at L tokens as share · L / (L + half), so the inverse rate is linear in 1 / L. Both passes use the mean of
+    their `half` values. The share of each pass is computed from its longest sequence."""
     halves, longest = [], {}
     for mode, own in _group(rows, "param.mode").items():
         points = sorted((float(row["param.sequence_length"]), float(row["tflops_sustained"])) for row in own)
@@ -156,7 +156,7 @@ def draw_replacements(replacements: Sequence[Cells]) -> Table:
 
 
 def _replace(name: str, before: float, source: str, measured: Figure) -> Cells:
-    """Return a row of the table. `before` is the value that plans have used until now, NaN if there is none."""
+    """Return a row of the table. `before` is the value that plans have used until now, or NaN if there is none."""
     bounds = [format_number(math.nan if bound is None else bound) for bound in (measured.low, measured.high)]
     change = "" if math.isnan(before) else f"{100 * (measured.value / before - 1):+.1f}"
     return [name, format_number(before), source, format_number(measured.value), *bounds, change]

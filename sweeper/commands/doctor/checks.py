@@ -79,7 +79,7 @@ def check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def check_counters(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report counters that rose during a test. A rise is not a failure, because the usual rise is unknown."""
+    """Report counters that rose during a test. A rise is not treated as a failure: the normal rise is unknown."""
     for name, rise in state.get("risen", {}).items():
         remedy = "check the cable and the port of the switch"
         yield Finding(node, f"{name} rose by {rise} during the test", remedy, affects_results=False)
@@ -99,7 +99,7 @@ def has_new_use(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def add_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Combine two readings of a node's state: keep the worse usage and errors of each GPU and each counter's rise."""
+    """Combine two readings of a node's state: keep each GPU's worse usage and errors, and each counter's rise."""
     gpus = []
     for old, new in _pair_gpus(before, after):
         gpu = old | {name: new[name] for name in WORSENING if new.get(name, 0) > old.get(name, 0)}
@@ -192,7 +192,7 @@ def _check_equal(name: str, value_by_node: Mapping[str, str], *, affects_results
 
 
 def check_store(uri: str | None) -> Iterator[Finding]:
-    """Check that the MLflow server at `uri` responds. Check nothing without a URI."""
+    """Check that the MLflow server at `uri` responds. Do nothing if there is no URI."""
     if uri is None:
         return
     try:
@@ -202,5 +202,5 @@ def check_store(uri: str | None) -> Iterator[Finding]:
 
 
 def remedies_of(vendor: str) -> Mapping[str, str]:
-    """Return the remedies for a vendor's GPUs. An unknown vendor gets the remedies for NVIDIA GPUs."""
+    """Return the remedies for a vendor's GPUs. For an unknown vendor, return the remedies for NVIDIA GPUs."""
     return REMEDIES.get(vendor, REMEDIES["nvidia"])

@@ -79,7 +79,7 @@ class NodeWatches:
             time.sleep(0.5)  # the driver takes a moment to free the memory of exited workers
 
     def _read(self, deadline_s: float | None = None) -> list[dict[str, Any]]:
-        """Return the state of each node. With a deadline, a lost or late node gets an empty state."""
+        """Return the state of each node. If there is a deadline, the state of a lost or late node is empty."""
         replies = [actor and actor.read_state.remote(self._folder) for actor in self._actors]
         states = list[dict[str, Any]]()
         for reply in replies:

@@ -8,9 +8,9 @@ Checks every node's versions, memory and GPUs, and the MLflow server at tracking
 all-reduce on each node (skipped with --quick). Prints the hardware catalog's values for the GPUs with their sources,
 and each problem with a remedy. The exit code is 1 if a problem makes measurements wrong or slow (marked with "!").
 
-`record` saves what this machine's drivers, torch, Ray and kernel report in FILE (machine.json). Developers can
-build a mock of the machine from this file. The only environment variables in the file are the visible devices. Host
-names, user names, serial numbers and addresses are masked. Read the file before you send it to anybody.
+`record` saves the reports of this machine's drivers, torch, Ray and kernel to FILE (machine.json). Developers can build
+a mock of the machine from this file. The only environment variables in the file are those that select the visible
+devices. Host names, user names, serial numbers and addresses are masked. Review the file before you send it to anyone.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class DoctorRequest:
     """The nodes and the store to diagnose.
 
     Attributes:
-        dir: results directory of sweeps; the check includes its free disk space.
+        dir: results directory of sweeps, whose free disk space is checked as well.
         quick: run nothing on the GPUs.
     """
 
@@ -47,7 +47,7 @@ class DoctorRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordRequest:
-    """The file for the record of this machine."""
+    """The file to write this machine's record to."""
 
     file: str = word("FILE", "machine.json")
     cluster: Cluster = field(default_factory=Cluster)

@@ -2,7 +2,7 @@
 
 The record contains the raw result of each driver call by `workloads.api.gpus`, torch's report on its build and devices,
 Ray's view of the nodes, kernel settings, and versions. Numbered placeholders replace host names, user names, serial
-numbers, UUIDs and addresses. The only environment variables in the record are the visible devices.
+numbers, UUIDs and addresses. The only environment variables in the record are those that select the visible devices.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ TORCH_TIMEOUT_S = 180
 
 
 def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str, Any]:
-    """Write the record of this machine and return it. `nodes` is Ray's view, or the error that prevented it."""
+    """Write and return this machine's record. `nodes` is Ray's view of the nodes, or the error that prevented it."""
     import pynvml
 
     calls: dict[str, list[dict[str, Any]]] = {}
@@ -124,7 +124,7 @@ def _plain(value: Any, handles: Sequence[Any]) -> Any:
 
 
 def _read_torch() -> dict[str, Any]:
-    """Return the report that torch prints in a separate process, because `sweeper` never imports torch."""
+    """Get torch's report from a separate process, because `sweeper` never imports torch."""
     command = [sys.executable, "-m", "workloads.instruments.device"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
@@ -142,12 +142,12 @@ _IPV4 = re.compile(rf"(?<![\w.]){_OCTET}(?:\.{_OCTET}){{3}}(?![\w.])")
 
 
 def mask_text(text: str) -> str:
-    """Mask secrets and identifiers of this machine in a text, such as a log."""
+    """Mask secrets and this machine's identifiers in a text, such as a log."""
     return _Mask().mask_text(mask(text))
 
 
 class _Mask:
-    """A mask for this machine's identifiers. Equal identifiers, as of a GPU's partitions, get equal placeholders."""
+    """A mask for this machine's identifiers. Equal identifiers, as in a GPU's partitions, share a placeholder."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

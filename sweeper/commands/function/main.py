@@ -2,7 +2,7 @@
 
     python -m sweeper function FILE key=value ...
 
-`sweeper.run` starts this command. Use it in a shell to resume a sweep. FILE contains code: run only your own files.
+`sweeper.run` starts this command. To resume a sweep, run it in a shell. FILE contains code: run only your own files.
 """
 
 import json
@@ -37,7 +37,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def read_function(path: Path) -> Workload:
-    """Return the workload of a packed function without loading the function. Raises UserInputError for other files."""
+    """Read a packed function's workload without loading the function. Raises UserInputError for any other file."""
     workload = registry.load("function")
     assert workload.Settings is not None
     try:

@@ -65,7 +65,7 @@ class RunsRequest(FileRequest, StoreRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest(RunsRequest):
-    """Runs to compare with the file's runs.
+    """Runs to compare with the runs in the file.
 
     Attributes:
         junit: path of a JUnit file to write the comparison to.

@@ -36,7 +36,7 @@ class Compared:
 
 
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
-    """Return the runs of these sweeps or the last sweep. Raises UserInputError if a sweep has no complete trial."""
+    """Return the runs of these sweeps, by default the last. Raises UserInputError if a sweep has no complete trial."""
     sweeps = stored.sweeps.sort_values("start")
     if not len(sweeps):
         raise UserInputError("the store has no sweep")

@@ -83,7 +83,7 @@ def get_hardware(device: str) -> Hardware | None:
 
 
 def add_device(result: ImportedResult, path: Path, option: str) -> ImportedResult:
-    """Add the device to a result without a device: the device given to the command, else a device in the file name."""
+    """If a result has no device, add the device given to the command, or else the device in the file name."""
     named = find_device_in_name(path)
     if result.device or option or not named:
         return replace(result, device=result.device or option)
@@ -133,7 +133,7 @@ def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) ->
     """Return a message for each contradiction between values of a result.
 
     A claim contradicts the derived value of the same metric over the same steps if the two differ by more than 5%. If a
-    rate and the rate per GPU are wrong by the same ratio, only one message is returned.
+    rate and the rate per GPU are off by the same factor, only one message is returned.
     """
     claims = result.claims
     ours = _derive(result, claims.step_times_s or drop_warmup(result.step_times_s), claims.statistic)

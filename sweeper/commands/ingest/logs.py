@@ -29,7 +29,7 @@ MIN_PRECISE_CLAIM = 10.0  # smaller claims have one or two decimals, which is to
 
 @dataclass
 class Run:
-    """The steps of one program start with the same batch size and sequence length, and the program's other reports."""
+    """The steps since one start of the program, with equal batch size and sequence length, and its other reports."""
 
     start: int
     log: LogReader  # the reader's state at the first of these steps

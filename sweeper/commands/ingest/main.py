@@ -49,8 +49,8 @@ class IngestRequest(StoreRequest):
     """The files to import.
 
     Attributes:
-        device: device of results without a device in the file, as in hardware=; by default taken from the file name.
-        model: model of results without a model in the file, as in `plan`: a name or a config.json.
+        device: device of results whose file names none, as in hardware=; by default taken from the file's own name.
+        model: model of results whose file names none, as in `plan`: a name or a config.json.
         check: read and report, but write nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Detect and read the supported file formats. Values that are missing in a file stay unknown."""
+"""Detect and read the supported file formats. Values missing from a file stay unknown."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ class Format(NamedTuple):
 
 
 def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format:
-    """Return the format of a file among `formats`, by default all. Raises UserInputError for files in other formats."""
+    """Detect a file's format, one of `formats` (by default all). Raises UserInputError if it has none of them."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)

@@ -9,7 +9,7 @@ finished), the best trial or the size of the Pareto front, the size on disk, and
 
 `follow` shows the progress of a sweep in another process until the sweep ends. Ctrl-C detaches; the sweep continues.
 
-`delete` removes an idle sweep from disk and from MLflow after asking. MLflow keeps deleted runs until `mlflow gc`.
+`delete` asks, then removes an idle sweep from disk and MLflow. MLflow keeps deleted runs until you run `mlflow gc`.
 """
 
 import fcntl
@@ -206,7 +206,7 @@ def follow(sweep: StoredSweep) -> int:
 
 
 def _is_driven(sweep: StoredSweep, host: str) -> bool:
-    """Return whether the driver process is alive. A driver on another machine seems alive up to a minute too long."""
+    """Return whether the driver is alive. On another machine, it may seem alive for up to a minute after its end."""
     driver = sweep.driver
     if not driver.isdigit() or host != platform.node():
         return driver != ""

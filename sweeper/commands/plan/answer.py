@@ -1,4 +1,4 @@
-"""Answer a planning request: the fastest layouts, the effect of doubled quantities, and the cost of a training run."""
+"""Answer a planning request: the fastest layouts, the effect of doubling quantities, and the cost of a training run."""
 
 import math
 from contextlib import suppress
@@ -94,7 +94,7 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
 
 
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
-    """Return the problem on the fewest GPUs that reach the wanted rate, and all rates tried. Raises UserInputError."""
+    """Return the problem for the fewest GPUs that reach the wanted rate, and all rates tried. Raises UserInputError."""
     problem = build_problem(request)
     if request.daily_tokens is None:
         return problem, {}
@@ -196,5 +196,5 @@ def scale(problem: Problem) -> dict[int, Candidate]:
 
 
 def tokens_of_a_day(estimate: JobEstimate) -> float:
-    """Return the number of tokens per day that all GPUs together process, without failures."""
+    """Return the number of tokens that all GPUs together process per day if there are no failures."""
     return estimate.tokens / estimate.step.total_s * SECONDS_PER_DAY

@@ -5,7 +5,7 @@
 
 Searches all layouts for the number of GPUs, finds the fastest layout that fits, and breaks down its time and memory.
 Layout fields that you give (tp=8, pp=4, micro_batch=2, checkpointing=full …) are not searched. If another layout is
-faster, the plan then explains why. The command needs neither a GPU nor a cluster. All values are estimates.
+faster, the plan explains why. The command needs neither a GPU nor a cluster. All values are estimates.
 """
 
 from dataclasses import dataclass, replace

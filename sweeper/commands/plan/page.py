@@ -48,7 +48,7 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
 
 
 def list_steps(answer: Answer) -> Bars:
-    """Return the fastest layouts' steps, one per set of degrees. A layout faster than the given one comes first."""
+    """Return the fastest layouts' steps, one per set of degrees. Any layout faster than the given one comes first."""
     by_division: dict[tuple[object, ...], Candidate] = {}
     for candidate in [*filter(None, [answer.faster]), *answer.result.best]:
         layout = candidate.layout

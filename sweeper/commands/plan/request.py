@@ -60,7 +60,7 @@ def degree(limit: int = MAX_GPUS) -> Any:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The training run to plan. A given layout field has a single value. The search covers the other fields.
+    """The training run to plan. Layout fields that are given stay fixed, and the search varies the others.
 
     Attributes:
         model: name of a model, or the path of a Hugging Face config.json.
@@ -189,14 +189,14 @@ class Problem:
     reading: FileReading | None = None  # the content of the file `layout`
 
     def on(self, gpus: int) -> Problem:
-        """Return the same problem for a different number of GPUs, without the correction from measurements."""
+        """Return the problem for a different number of GPUs, dropping the correction from measurements."""
         batch = self.batch or default_batch(self.job.sequence_length, gpus)
         job = replace(self.job, layout=replace(self.job.layout, global_batch=batch))
         return replace(self, job=job, cluster=replace(self.cluster, gpus=gpus), correction=None)
 
 
 def build_problem(request: PlanRequest) -> Problem:
-    """Return the problem to search. Raises UserInputError for values unsupported by the planner or the trainer."""
+    """Return the problem to search. Raises UserInputError if the planner or the trainer does not support a value."""
     try:
         model = load_model(request.model)
     except UnsupportedModel as error:
@@ -252,7 +252,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
 
 
 def _read_layout(request: PlanRequest, model: Model) -> FileReading:
-    """Return the content of the file `layout`. Raises UserInputError if it cannot be read or has another model."""
+    """Return the content of the file `layout`. Raises UserInputError if it cannot be read or is for another model."""
     path = str(request.layout)
     try:
         text = Path(path).read_text()

@@ -19,7 +19,7 @@ HEADING = ["hardware", "GPUs", "tokens/s per GPU", "days", "GPU-hours", "cost", 
 
 @dataclass(frozen=True)
 class Planned:
-    """A training run on one GPU model, half the error band's width, and whether the run is far from measured runs."""
+    """A planned run on one GPU model, half the width of its error band, and whether it is far from any measured run."""
 
     name: str
     training: TrainingRun
@@ -30,8 +30,8 @@ class Planned:
 def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], list[str]]:
     """Return a row for each GPU model, and lines with prices, open questions and numbers of warnings.
 
-    Rows are ordered by cost, or by GPU-hours if a price is unknown. Energy counts only the GPUs, at their power caps,
-    and not the rest of the machine. For a GPU model that cannot run the request, the row gives the reason. Raises
+    Rows are ordered by cost, or by GPU-hours if a price is unknown. Energy is that of the GPUs at their power caps; it
+    excludes the rest of the machine. If a GPU model cannot run the request, its row gives the reason. Raises
     UserInputError with all reasons if no GPU model can run the request.
     """
     warnings: dict[str, int] = {}

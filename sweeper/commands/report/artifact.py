@@ -1,4 +1,4 @@
-"""Build the report as an HTML page, and log the page of a sweep to the parent run, with a link in the description.
+"""Build the report as an HTML page, log a sweep's page to its parent run, and link to it in the description.
 
     MLFLOW_TRACKING_URI=URI python -m sweeper.commands.report.artifact PARENT_RUN_ID
 
@@ -32,7 +32,7 @@ def build_page(title: str, stored: Stored, tables: Sequence[Table], found: Seque
 
 
 def log_report(client: MlflowClient, run_id: str) -> None:
-    """Build the report on the sweep that belongs to a parent run, and log the report to this run."""
+    """Build the report on a parent run's sweep, and log the report to the run."""
     run = client.get_run(run_id)
     experiment_id = run.info.experiment_id
     stored = mlflow_results.of_study(client, experiment_id, run.data.tags[mlflow_store.STUDY])

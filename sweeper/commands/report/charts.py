@@ -103,8 +103,8 @@ def group_by_scaling(results: Sequence[ranking.BestResult]) -> Iterator[tuple[st
 
 
 def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd.DataFrame) -> Iterator[Chart]:
-    """Build a chart of speed against the number of GPUs, with ideal scaling and the cost model's projection. Build
-    nothing for work without tokens/s, or if no device has several counts or a projection."""
+    """Build a chart of speed against the number of GPUs, with ideal scaling and the cost model's projection. Build no
+    chart if the work has no tokens/s, or if no device has results for several counts or a projection."""
     if results[0].speed_metric != "tokens_per_s":
         return
     figure = go.Figure()
@@ -163,7 +163,7 @@ def _add_device(
 
 
 def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
-    """Build heatmaps over the first two varying numeric parameters. A mostly untried grid becomes a scatter chart."""
+    """Build heatmaps over the first two varying numeric parameters, or a scatter chart if most points are untried."""
     complete = ranking.select_complete(trials)
     numeric = [name for name in ranking.list_varying_parameters(trials) if is_numeric(trials[f"param.{name}"])]
     speed_metric = ranking.find_speed_metric(complete)

@@ -11,7 +11,7 @@ from workloads.suggestions import suggest
 
 
 def find_latest_sweep(stored: Stored, baseline: str) -> str:
-    """Return the latest other sweep with the workload of `baseline`. Raises UserInputError if none exists."""
+    """Return the latest other sweep of `baseline`'s workload. Raises UserInputError if there is none."""
     is_baseline = stored.sweeps["run"] == baseline
     workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
     others = stored.sweeps[~is_baseline & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps

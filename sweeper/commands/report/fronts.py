@@ -1,6 +1,6 @@
 """Build a table and a chart of the Pareto front for each sweep with several objectives.
 
-A finished sweep has a stored front, with the finals' verdicts on the points. For an unfinished sweep, the front is
+The front of a finished sweep is stored, with the finals' verdict on each point. For an unfinished sweep, the front is
 computed from the measurements of the search.
 """
 

@@ -16,7 +16,7 @@ FRONT_PANEL_IN = (7.0, 5.5)
 
 
 def write_images(results: Sequence[BestResult], fronts: Sequence[SweepFront], path: Path) -> Iterator[Path]:
-    """Write an image for each kind of work and each front. Yield each path: `path` with the content in the name."""
+    """Write an image for each kind of work and each front, and yield its path: `path` with the content in the name."""
     for work, work_results in group_by_work(results).items():
         chart = build_chart(work, sort_by_platform(work_results))
         panel_in = (PANEL_WIDTH_IN, max(MIN_PANEL_HEIGHT_IN, 1.8 + 0.3 * len(work_results)))

@@ -14,14 +14,14 @@ for other work) and for each Pareto front. The other formats go to standard outp
 `compare` compares two sweeps on the work that both did: point by point at parameters that both measured, and by best
 results. The verdict on B is faster, not slower, slower or inconclusive.
 
-`baseline` compares an earlier sweep with the latest sweep (or SWEEP) in the same way. Exit codes: 0 for faster or not
+`baseline` compares the latest sweep (or SWEEP) with an earlier sweep in the same way. Exit codes: 0 for faster or not
 slower (a loss of 1.5 times the threshold is ruled out), 1 for slower by more than the threshold and run-to-run
 variance, 2 for nothing to compare, 3 for inconclusive (prints the number of runs needed). A single run does not show
-run-to-run variance. With the assumed between_runs=0.02, a loss of up to 9% is inconclusive, and two equal sweeps
-usually exit with 3. `python -m sweeper history` measures the variance and compares several runs.
+run-to-run variance. With the assumed between_runs=0.02, a loss of up to 9% is inconclusive, and comparing two equal
+sweeps usually exits with 3. `python -m sweeper history` measures the variance and compares several runs.
 
 `leaderboard` shows the highest matmul rates measured here (workload=matmul stores them in
-DIR/sweeps/matmul_ceilings.json) next to published rates. Rates with different statistics are not comparable.
+DIR/sweeps/matmul_ceilings.json) next to published rates. Rates that use different statistics are not comparable.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ReportRequest(ResultsRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest(ResultsRequest):
-    """The tolerance of a comparison of two sweeps.
+    """The tolerances for comparing two sweeps.
 
     Attributes:
         threshold: tolerated loss, as a fraction or in percent.
@@ -124,7 +124,7 @@ class LeaderboardRequest:
 
 
 def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
-    """Read the whole store of the request, or a single sweep."""
+    """Read the request's whole store, or a single sweep."""
     from sweeper.results import mlflow_results  # imports pandas (0.5 s), so only after the argument checks
 
     return mlflow_results.read(request.open_uri(), request.tracking.experiment, sweep)

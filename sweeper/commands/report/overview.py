@@ -1,6 +1,6 @@
 """Write the report's first paragraphs: the measurements, the winner or front, its certainty, and its performance.
 
-For several objectives, the text names no fastest trial, because the fastest trial is not necessarily the best choice.
+With several objectives, the text does not name the fastest trial, because it is not necessarily the best choice.
 """
 
 import math

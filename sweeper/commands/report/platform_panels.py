@@ -1,6 +1,6 @@
 """Compare training on several platforms in nine panels of an interactive chart. `images` draws the panels for print.
 
-A platform is a number of devices of the same model. All panels show one kind of work, so values are comparable.
+A platform is a given number of devices of one model. All panels show one kind of work, so values are comparable.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Build the report's tables as headings and cells, and render them as Markdown, CSV and JSON.
 
-CSV and JSON are for programs. Names or a separate column give the units, and best results are not rounded. In JSON,
+CSV and JSON are for programs. Units are in names or in a separate column, and best results are not rounded. In JSON,
 numbers are not text, intervals are [low, high], and unknown values are null.
 """
 
@@ -104,7 +104,7 @@ def _join_lines(value: object) -> str:
 
 
 def build_failures_table(trials: pd.DataFrame) -> Table:
-    """Return a table with a row per sweep, outcome and kind of reason: the number of these trials, and an example."""
+    """Return a table with the number of trials, and an example, for each sweep, outcome and kind of reason."""
     heading = ["sweep", "outcome", "trials", "example", "reason"]
     if not len(trials) or "tag.reason" not in trials:
         return Table(FAILURES, heading, [])
@@ -175,7 +175,7 @@ def _list_published(models: Collection[str]) -> list[dict[str, str]]:
 
 
 def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str:
-    """Render the tables as "markdown" or "json", or best results as "csv". Raises UserInputError for an empty CSV."""
+    """Render the tables as "markdown" or "json", or best results as "csv". Raises UserInputError if a CSV is empty."""
     if text_format == "markdown":
         parts = [[f"## {table.title}", markdown_of(table.heading, table.rows), table.note] for table in tables]
         return "\n\n".join(text for part in parts for text in part if text)

@@ -122,8 +122,8 @@ class FinishedRun:
         replace(self.opened.description, end=end).write(self.plan.folder)
 
     def _write(self, display: Progress, results: Results, summary: Summary) -> bool:
-        """Write the result files and end the parent run. Return whether everything is written. For 100,000 trials, the
-        plots and the report take minutes. A rerun of a finished sweep skips both if the digest shows no change."""
+        """Write the result files and end the parent run. Return whether everything is written. The plots and the report
+        take minutes for 100,000 trials, so a rerun of a finished sweep skips them if the digest is unchanged."""
         study, tracking = self.opened.study, self.opened.tracking
         message: dict[str, Any] = {  # for `Store.close`, without the files, because the trials determine them
             "status": "KILLED" if self.is_interrupted else "FAILED" if self.error else "FINISHED",
@@ -191,7 +191,7 @@ def _next_commands(arguments: Sequence[str], results: Results, progress: SweepPr
 
 
 def is_attended() -> bool:
-    """Return whether a person is waiting for the command, as opposed to a batch job."""
+    """Return whether a person, rather than a batch job, is waiting for the command."""
     return sys.stdout.isatty() and "SLURM_JOB_ID" not in os.environ
 
 

@@ -1,4 +1,4 @@
-"""Choose cores for a sweep on the local CPU that no other process uses, according to the counters in /proc."""
+"""For a sweep on the local CPU, choose cores that no other process uses, according to the counters in /proc."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CoreWatch:
         self._first = _read()
 
     def find_use(self) -> tuple[float, str]:
-        """Return the number of cores that other processes always use, and the largest user. Return 0 early if idle."""
+        """Return how many cores other processes always use, and the busiest process. Return 0 early if idle."""
         least, (last_at_s, last_s, first) = float("inf"), self._first
         for _ in range(WINDOWS):
             time.sleep(max(0.0, last_at_s + WINDOW_S - time.monotonic()))
@@ -44,7 +44,7 @@ class CoreWatch:
 
 
 def _read(proc: Path = Path("/proc")) -> tuple[float, float, dict[str, float]]:
-    """Return the time, other processes' total CPU seconds on this process's cores, and CPU seconds by process."""
+    """Return the time, other processes' CPU seconds on this process's cores, and the CPU seconds of each process."""
     allowed, ticks, processes = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0, {}
     with suppress(OSError):
         for name, *counts in map(str.split, (proc / "stat").read_text().splitlines()):
@@ -99,7 +99,7 @@ def plan_on_free_cores(
 
 
 def _has_begun(plan: SweepPlan, device: str) -> bool:
-    """Return whether the sweep has begun on these cores. Ignore cores chosen by another command's `cluster.cpus`."""
+    """Return whether the sweep has begun on these cores. Ignore cores that other commands chose with `cluster.cpus`."""
     from sweeper.preflight.sweep_plan import name_folder
     from sweeper.results.description import read_description
 

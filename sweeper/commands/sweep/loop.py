@@ -202,7 +202,7 @@ class Sweep:
         return bool(disturbed)
 
     def _describe_stall(self, record: TrialRecord, neighbors: Neighbors | None = None) -> str:
-        """Describe how far a CPU trial, which shares its cores, lags behind similar trials; empty if it does not."""
+        """Describe how far a trial on shared CPU cores lags behind similar trials; empty if it does not."""
         objective = self._config.workload.objective
         if self._plan.target.is_gpu or record.remeasurement or not find_source(objective):
             return ""

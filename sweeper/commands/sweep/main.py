@@ -16,7 +16,7 @@ from workloads.api.errors import UserInputError, describe_os_error
 
 
 def run(words: list[str], program: list[str]) -> int:
-    """Execute the command line and return the exit code. With several sweeps, return the highest exit code."""
+    """Execute the command line and return the exit code. For several sweeps, return the highest exit code."""
     arguments = parse_arguments(words)
     if "version" in arguments.flags:
         print(describe_versions())
