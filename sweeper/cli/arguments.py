@@ -58,7 +58,7 @@ class _FlagParser(argparse.ArgumentParser):
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """Parse flags and overrides. Raises UserInputError if any is unknown or if flags contradict each other."""
+    """Parse flags and overrides. Raises UserInputError if an argument is unknown or flags contradict each other."""
     parser = _FlagParser("sweeper", allow_abbrev=False, add_help=False)
     actions = [parser.add_argument(*names, **options) for names, options, _ in FLAGS]
     parser.add_argument("overrides", nargs="*")

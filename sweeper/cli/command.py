@@ -316,7 +316,7 @@ def _describe_key(key: Key) -> str:
 
 
 def rows(pairs: Iterable[tuple[str, str]], width: int) -> str:
-    """Format names and meanings in two columns. If a name is long, its meaning starts on the next line."""
+    """Format names and their meanings in two columns. If a name is long, its meaning starts on the next line."""
     column = COLUMN if width >= NARROW else NARROW_COLUMN
     lines = list[str]()
     for name, meaning in pairs:

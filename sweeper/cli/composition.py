@@ -104,8 +104,8 @@ def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
 
 
 def _check_override(override: str) -> None:
-    """Check that an override chooses a single name from a group, and only Hydra's own launcher and sweeper. Hydra would
-    merge all choices of a list into one configuration, and a plugin's launcher or sweeper would run no sweep."""
+    """Check that an override chooses a single name from a group, and allow only Hydra's own launcher and sweeper. Hydra
+    would merge all choices of a list into one configuration, and a plugin's launcher or sweeper would run no sweep."""
     if re.match(rf"[+~]*({'|'.join(GROUPS)})=\[", override):
         raise UserInputError(f"{override}: must be one name; with -m a,b runs one sweep for each")
     if plugin := re.match(r"[+~]*hydra[/.](launcher|sweeper)\b(?!=basic$)", override):

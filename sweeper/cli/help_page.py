@@ -71,7 +71,7 @@ def sweep_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str,
 
 
 def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
-    """Return the workload's keys with meanings from the workload's dataclasses or from comments in its files.
+    """Return the workload's keys and their meanings, from its dataclasses or from comments in its files.
 
     The default meanings of a command's parameters come from the workload `parallel`, which uses the same layout names.
     """

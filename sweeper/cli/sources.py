@@ -46,7 +46,7 @@ class ConfigFile:
         return next((name.start_mark.line + 1 for entry, name, _ in self.entries() if entry == key), None)
 
     def comments(self) -> dict[str, str]:
-        """Return the comment next to each key that has a comment. Comments may continue on the lines below."""
+        """Return the comment next to each key that has one. Comments may continue on the lines below."""
         lines = self._text.splitlines()
         comments = {key: _comment(lines, name, value) for key, name, value in self.entries()}
         return {key: comment for key, comment in comments.items() if comment}
@@ -71,7 +71,7 @@ def _walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node,
 
 
 def _comment(lines: list[str], name: yaml.Node, value: yaml.Node) -> str:
-    """Return the comment next to a value, or next to the name if the value is a block below the name."""
+    """Return the comment next to a value, or next to the name if the value is a block below it."""
     is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
     end = name.end_mark if is_block else value.end_mark
     if end.line >= len(lines):

@@ -8,7 +8,7 @@ SECONDS_PER_HOUR, SECONDS_PER_DAY = 3600, 86400
 
 
 def process_age_s() -> float:
-    """Return the number of seconds since this process started, including imports, or 0 without /proc."""
+    """Return the number of seconds since this process started, including imports, or 0 if /proc is missing."""
     try:
         # The 20th field after the name is the start time in ticks since boot (proc(5)). The name may contain spaces.
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -64,7 +64,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Remeasurement:
-    """A mark for a trial that remeasures the parameters of an earlier `trial` in a round."""
+    """Marks a trial that remeasures the parameters of an earlier `trial` in a round."""
 
     trial: int
     round: int
@@ -164,7 +164,7 @@ class TrialRecord:
 
 
 def rank_trials(records: Iterable[TrialRecord], objective: str, direction: str) -> list[TrialRecord]:
-    """Return the complete trials with the objective metric, best first. `direction` is maximize or minimize."""
+    """Return the complete trials that have the objective metric, best first. `direction` is maximize or minimize."""
     ranked = [record for record in records if record.status is TrialStatus.COMPLETE and objective in record.metrics]
     return sorted(ranked, key=lambda record: record.metrics[objective], reverse=direction == "maximize")
 

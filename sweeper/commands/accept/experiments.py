@@ -30,7 +30,7 @@ class Experiment:
     tests: Mapping[str, str]
 
     def parameters_for(self, ranks: int) -> dict[str, Scalar]:
-        """Return the parameters for a gang of `ranks` ranks, with values such as "4 * ranks" computed."""
+        """Return the parameters for a gang of `ranks` ranks, with values such as "4 * ranks" evaluated."""
         return {
             name: ranks * PRODUCT_OF_RANKS[value] if value in PRODUCT_OF_RANKS else value
             for name, value in self.parameters.items()

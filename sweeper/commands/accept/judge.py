@@ -1,4 +1,4 @@
-"""Turn readings into verdicts: one for each test on each part, and one for the whole cluster."""
+"""Judge readings: return one verdict for each test on each part, and one for the whole cluster."""
 
 import math
 from collections import defaultdict
@@ -176,7 +176,7 @@ def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) 
 
 
 def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:
-    """Return the parts for which any test has this verdict, in test order."""
+    """Return the parts that have this verdict in any test, in the order of the tests."""
     return list(dict.fromkeys(j.reading.part for j in judgements if j.verdict is verdict))
 
 

@@ -35,7 +35,7 @@ class CalibrationSweep:
 
 
 def plan_sweeps(target: Target, run: str, directory: Path, further: Sequence[str]) -> dict[str, CalibrationSweep]:
-    """Return a calibration's sweeps by the operation that they measure. Collectives need several GPUs or a CPU.
+    """Return a calibration's sweeps, keyed by the operation that they measure. Collectives need several GPUs or a CPU.
 
     Args:
         run: the name of the calibration; a rerun uses the same name to resume the sweeps.

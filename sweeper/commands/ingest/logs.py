@@ -29,7 +29,7 @@ MIN_PRECISE_CLAIM = 10.0  # smaller claims have one or two decimals, which is to
 
 @dataclass
 class Run:
-    """The steps since one start of the program, with equal batch size and sequence length, and its other reports."""
+    """The steps from one start of a program at one batch size and sequence length, and the program's other reports."""
 
     start: int
     log: LogReader  # the reader's state at the first of these steps

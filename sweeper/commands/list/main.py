@@ -7,7 +7,7 @@
 Without a verb, the command lists all sweeps, the latest first. The columns are the state (running, interrupted, failed,
 finished), the best trial or the size of the Pareto front, the size on disk, and the time since the last start.
 
-`follow` shows the progress of a sweep in another process until the sweep ends. Ctrl-C detaches; the sweep continues.
+`follow` shows the progress of another process's sweep until it ends. Ctrl-C detaches; the sweep continues.
 
 `delete` asks, then removes an idle sweep from disk and MLflow. MLflow keeps deleted runs until you run `mlflow gc`.
 """

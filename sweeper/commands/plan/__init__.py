@@ -1,1 +1,1 @@
-"""Estimate the fastest layouts of a training run without a cluster: `python -m sweeper plan`."""
+"""Estimate the fastest layouts of a training run; no cluster is needed: `python -m sweeper plan`."""

@@ -103,7 +103,7 @@ def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
 
 
 class NothingFits(UserInputError):
-    """Some layouts are valid, but no valid layout fits in memory."""
+    """Raised if some layouts are valid but none of them fits in memory."""
 
 
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
@@ -137,9 +137,9 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
 
 
 def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
-    """Return tokens per day by number of GPUs, up to the smallest number found that reaches the requested rate.
-    Try only whole domains: first 1 and 3 times powers of two, then bisect to within a domain or 1/31. Skip sizes that
-    do not divide the batch. Skip sizes that are too small even at peak rate, or try them last if the batch is given.
+    """Return tokens per day by number of GPUs, up to the smallest number found that reaches the requested rate. Try
+    only whole domains: first 1 and 3 times powers of two, then bisect to within one domain or 1/31. Skip sizes that do
+    not divide the batch. Skip sizes that are too small even at peak rate, or try them last if the batch is given.
     `days` accounts for failures. Raises UserInputError if no number up to `MAX_GPUS` reaches the rate."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
     reliability = Reliability(0.0) if request.days is None else request.reliability

@@ -95,7 +95,7 @@ def headline(answer: Answer) -> str:
 
 
 def show_range(value: float, share: float) -> str:
-    """Format a time, or a quantity proportional to time, with the range from a rate's band, as in `6.4 (4 to 16)`."""
+    """Format a time, or a quantity proportional to time, with the range of its error band, as in `6.4 (4 to 16)`."""
     expected, low, high = (round_to_band(value / rate, share) for rate in (1, 1 + share, 1 - share))
     return f"{expected} ({low} to {high})"
 

@@ -1,4 +1,4 @@
-"""Compare two sweeps on the work that both did."""
+"""Compare two sweeps on the work that they have in common."""
 
 import json
 
@@ -21,9 +21,9 @@ def find_latest_sweep(stored: Stored, baseline: str) -> str:
 
 
 def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[comparison.ComparedWork]]:
-    """Compare each kind of work in two sweeps, per device. Return a note if the spaces differ, and the comparisons.
+    """Compare each kind of work in two sweeps, per device. Return the comparisons, with a note if the spaces differ.
 
-    Best results from different spaces answer different questions, so these sweeps are compared at common points only.
+    Best results from different spaces answer different questions, so such sweeps are compared only at common points.
 
     Raises UserInputError if a sweep is unknown.
     """

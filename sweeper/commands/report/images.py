@@ -1,4 +1,4 @@
-"""Write the report's images for print: panels for each kind of work, and each Pareto front."""
+"""Write the report's images for print: panels for each kind of work, and one image per Pareto front."""
 
 import re
 from collections.abc import Iterator, Sequence

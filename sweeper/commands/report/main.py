@@ -11,8 +11,8 @@ results come from the MLflow store in `dir` or at `tracking.uri`. HTML is writte
 file that opens offline. png writes an image, report_….png, for each kind of work (nine panels for training, the speed
 for other work) and for each Pareto front. The other formats go to standard output.
 
-`compare` compares two sweeps on the work that both did: point by point at parameters that both measured, and by best
-results. The verdict on B is faster, not slower, slower or inconclusive.
+`compare` compares two sweeps on the work that they have in common: point by point at parameters that both measured, and
+by best results. The verdict on B is faster, not slower, slower or inconclusive.
 
 `baseline` compares the latest sweep (or SWEEP) with an earlier sweep in the same way. Exit codes: 0 for faster or not
 slower (a loss of 1.5 times the threshold is ruled out), 1 for slower by more than the threshold and run-to-run

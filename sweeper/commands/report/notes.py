@@ -1,4 +1,4 @@
-"""Load the notes below the report's tables and charts from notes.toml, by name."""
+"""Load the notes that appear below the report's tables and charts from notes.toml, by name."""
 
 import tomllib
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Build the report's tables as headings and cells, and render them as Markdown, CSV and JSON.
 
-CSV and JSON are for programs. Units are in names or in a separate column, and best results are not rounded. In JSON,
-numbers are not text, intervals are [low, high], and unknown values are null.
+CSV and JSON are for programs to read. Units are in names or in a separate column, and best results are not rounded. In
+JSON, numbers are not strings, intervals are [low, high], and unknown values are null.
 """
 
 import csv

@@ -48,7 +48,7 @@ MANY_PENDING = 20  # above this number of unwritten records, print a note, becau
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run of a sweep after the end of the trial loop."""
+    """A run of a sweep whose trial loop has ended."""
 
     plan: SweepPlan
     opened: OpenedSweep

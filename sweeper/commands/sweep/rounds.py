@@ -15,7 +15,7 @@ def choose_again(
 ) -> list[TrialRecord]:
     """Return the disturbed trials that the next round should remeasure.
 
-    The time that earlier rounds took counts, so a resumed sweep continues with the remaining time.
+    The time of earlier rounds counts toward the limit, so a resumed sweep continues with the remaining time.
 
     Args:
         records: the trials of the search or of the finals by number, in the order in which they ended.
