@@ -57,7 +57,7 @@ def describe_workloads(presets: Path = PRESETS) -> str:
 
 
 def find_presets(folder: Path = PRESETS) -> dict[str, list[str]]:
-    """Return the workloads' names, each with the presets in the folder that run it."""
+    """Return the workloads' names, each mapped to the presets in the folder that run it."""
     running: dict[str, list[str]] = {name: [] for name in names()}
     for path in sorted(folder.glob("*.yaml")):
         if match := re.search(r"^workload:\s*\{?\s*name: *(\w+)", path.read_text(), re.MULTILINE):

@@ -42,7 +42,7 @@ class Family:
 def list_families(
     job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any]
 ) -> Iterator[Family]:
-    """Yield a job's valid layouts, grouped by family. From the job's own layout, only the global batch is used.
+    """Yield a job's valid layouts, grouped by family. Only the global batch of the job's own layout is used.
 
     `options` are the values to try for `schedule`, `sharding`, `checkpointing` (fastest first) and
     `reshard_after_forward`; `fixed` are the layout fields with a single value.

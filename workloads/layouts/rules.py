@@ -289,7 +289,7 @@ def _check_tied_head(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_low_precision(job: Job, site: Site) -> Iterator[str]:
-    """Check what low-precision layers support: tokens and sizes per rank, and tensor parallelism only in fp8."""
+    """Check the limits of low-precision layers on schedules, tensor parallelism, and the tokens and sizes per rank."""
     layout, model, dtype = job.layout, job.model, job.precision
     if dtype in PLAIN_PRECISIONS:
         return

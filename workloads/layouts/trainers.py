@@ -1,4 +1,4 @@
-"""The table of trainers: the layout values that each trainer runs and that a search tries, and how it computes."""
+"""The table of trainers: the layout values that each supports and that a search tries, and how each computes."""
 
 import csv
 import statistics

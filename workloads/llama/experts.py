@@ -50,7 +50,7 @@ def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 class Order(NamedTuple):
-    """Token rows sorted by expert, one row per expert of each token. Rows after the last expert's are empty.
+    """Token rows sorted by expert, one row per expert of each token. Rows after the last expert's rows are empty.
 
     If an expert's rows are padded, the padding rows have token and place -1.
     """
@@ -66,7 +66,7 @@ def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *,
     """Return the rows of experts[tokens, experts_per_token] sorted by expert, without waiting for the host.
 
     Expert numbers of `count` and above belong to other ranks and have no rows; the others have at most `most_rows` in
-    total. A `multiple` above 1 pads each expert's rows to a multiple of it; an expert without tokens gets one multiple.
+    total. If `multiple` is above 1, each expert's rows are padded to a multiple of it, and to at least one multiple.
     """
     # A radix sort makes one pass per byte of the keys, so the keys are int16.
     keys, places = experts.flatten().to(torch.int16).sort(stable=True)

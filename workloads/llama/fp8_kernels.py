@@ -157,7 +157,7 @@ def cast_kernel(
 ):
     """Cast x, or the norm of x if NORM: x times the factor of the row times the factor of the column.
 
-    With SCALED, all blocks share one `scale`, and columns belong to matrices of `group` tokens each. Otherwise each
+    If SCALED, all blocks share one `scale`, and columns belong to matrices of `group` tokens each. Otherwise, each
     block gets its own scale.
     """
     tiles = tl.cdiv(features, BLOCK_FEATURES)
@@ -236,7 +236,7 @@ def norm_kernel(
 ):
     """Write the norm of one token and, if ADD, the sum that is normalized. SIZE is a power of two >= `features`.
 
-    With SCALED, all blocks share one `scale`; otherwise each block gets its own scale.
+    If SCALED, all blocks share one `scale`; otherwise each block gets its own scale.
     """
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, SIZE)

@@ -31,8 +31,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _repeat_kv_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values with as many heads as the fused kernel for their type needs. On a GPU, only the
-    memory-efficient kernel supports fp32. That kernel accepts no grouped heads on ROCm, nor on CUDA in older versions
-    (can_use_mem_efficient_attention in sdp_utils.cpp)."""
+    memory-efficient kernel supports fp32. That kernel does not accept grouped heads on ROCm, or on CUDA in older
+    versions (can_use_mem_efficient_attention in sdp_utils.cpp)."""
     if q.device.type == "cpu" or q.dtype != torch.float32:
         return k, v
     group_size = q.shape[1] // k.shape[1]
@@ -57,7 +57,7 @@ def fused_attention(shape: AttentionShape, device: torch.device) -> Iterator[str
 
 @contextmanager
 def fastest_attention(shape: AttentionShape, device: torch.device) -> Iterator[str]:
-    """Use only fused kernels like `fused_attention`, with FlashAttention 4 as the flash kernel if it is the fastest."""
+    """Allow only fused kernels, as in `fused_attention`, with FlashAttention 4 as the flash kernel if it is fastest."""
     flash4_is_fastest = False
     if device.type != "cpu" and can_replace_flash():
         with suppress(Infeasible):  # `choose_backend` raises this error with PyTorch's reasons
@@ -125,7 +125,7 @@ def flash4_as_flash() -> Iterator[None]:
 
 
 def document_offsets(lengths: Tensor) -> Tensor:
-    """Return the start of every document among all tokens, then the token count, for lengths[sequences, documents]."""
+    """Return each document's start among all tokens, then the token count, given lengths[sequences, documents]."""
     return functional.pad(lengths.flatten().cumsum(0), (1, 0)).to(torch.int32)
 
 

@@ -90,7 +90,7 @@ class MatmulParameters:
 
 
 class Matmul(Workload):
-    """A GEMM with a checked result."""
+    """A GEMM whose result is checked."""
 
     name = "matmul"
     Parameters = MatmulParameters

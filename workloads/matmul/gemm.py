@@ -105,7 +105,7 @@ def _tuned(parameters: MatmulParameters, operands: Operands) -> AbstractContextM
 
 @contextmanager
 def arithmetic(parameters: MatmulParameters, architecture: str) -> Iterator[None]:
-    """Set PyTorch's arithmetic for one trial and restore it. Raises Infeasible if the library is missing."""
+    """Set PyTorch's arithmetic for one trial and restore it afterwards. Raises Infeasible if the library is missing."""
     settings, backend = torch.backends.cuda.matmul, parameters.backend
     reduced = rules.executed_accumulation(parameters, architecture) == "reduced"
     # fp32 is never executed as tf32, which is a different type with a different peak.

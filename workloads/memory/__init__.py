@@ -30,7 +30,7 @@ class MemoryParameters:
 
 
 class Memory(Workload):
-    """A pass over a device's memory with a checked result."""
+    """A pass over a device's memory whose result is checked."""
 
     name = "memory"
     Parameters = MemoryParameters

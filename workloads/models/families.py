@@ -37,7 +37,7 @@ GROUPS: dict[str, Names] = {
 
 @dataclass(frozen=True)
 class Family:
-    """Properties of a family's blocks other than sizes, as in the family's module in transformers 5.23."""
+    """Properties of a family's blocks other than their sizes, taken from the family's module in transformers 5.23."""
 
     activation: Activation = "swiglu"
     positions: Positions = "rope"

@@ -49,7 +49,7 @@ WORDS = {Mapping: "a mapping", str: "text"}
 
 
 class UnsupportedModel(ValueError):
-    """The planner does not support a model; the message gives the reason in one line."""
+    """Raised for a model that the planner does not support; the message gives the reason in one line."""
 
 
 def load_model(name: str) -> Model:
@@ -78,7 +78,7 @@ def read_config(path: str) -> Config:
 
 
 def read_hugging_face(config: Config) -> Model:
-    """Return the model that a config describes. Raises UnsupportedModel, also for a missing or impossible size."""
+    """Return the model that a config describes. Raises UnsupportedModel, also if a size is missing or impossible."""
     name, given, remark = _text_part(config)
     if name in UNSUPPORTED_FAMILIES:
         raise UnsupportedModel(f"{name} is not modelled: {UNSUPPORTED_FAMILIES[name]}")

@@ -58,9 +58,9 @@ class OffloadParameters:
             embedding, attention, head and routers stay in bf16. Experts do not support fp8_blockwise.
         master_weights: keep an fp32 copy of the weights, which AdamW updates. With dtype=fp32, no copy is needed.
         optimizer_states: data type of AdamW's momentum and variance. int8: one byte per number and an fp32 scale per
-            block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: the data type of the
-            weights, but fp32 with master weights.
-        rounding: how AdamW rounds bf16 weights; None: to nearest. stochastic: at random, with an exact mean.
+            block of 256, rounded by torchao (`pip install 'gpu-sweeper[precision]'`). None: fp32 with master weights,
+            otherwise the data type of the weights.
+        rounding: how AdamW rounds bf16 weights; None: to nearest. stochastic: at random, so that the mean is exact.
         imbalance: the busiest expert's tokens divided by the mean, forced regardless of the scores: 1 is perfect
             balance; above 1, the loads follow Zipf's law. None: each token goes to its highest-scoring experts.
         warmup: untimed steps, which also train the model.

@@ -1,4 +1,4 @@
-"""Estimates of trials within memory budgets, from the catalogue's rates of the GPU. Does not import torch."""
+"""Estimates of trials within memory budgets, based on the catalogue's rates for the GPU. Does not import torch."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The training of a Llama under a plan: forward, backward and AdamW, with layers copied between host and device.
+"""Train a Llama as a plan specifies: forward, backward and AdamW, with layers copied between host and device.
 
 The parameters of each block form one flat vector, so a layer is copied at once. Streamed layers share a few slots on
 the device: while one layer computes, the next layer and the activations of the next chunks are copied. Each round of a
@@ -241,7 +241,7 @@ class Engine:
     def rehearse(self, groups: Tensor) -> None:
         """Run a round of `step`'s tokens without an update and without exchanges that other processes would wait for.
 
-        Afterwards, kernels are compiled, and the process has used nearly all the memory that it needs.
+        Afterwards, kernels are compiled, and the process has used nearly all the memory that it will need.
         """
         counting, self._math = self._math, copy(self._math)  # the copy counts tokens routed by missing weights
         self.copy_streams.skips_exchanges = True

@@ -125,7 +125,7 @@ def _round_stochastically(values: Tensor, seed: Tensor) -> Tensor:
 
 @cache
 def _load_int8_maps(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the numbers that the codes of momentum (signed) and variance (not negative) stand for."""
+    """Return the values that the int8 codes of momentum (signed) and variance (unsigned) stand for."""
     from torchao.optim.quant_utils import create_dynamic_map
 
     signed, unsigned = create_dynamic_map(signed=True), create_dynamic_map(signed=False)

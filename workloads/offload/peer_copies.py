@@ -1,10 +1,10 @@
 """Copies between the GPUs of a host by copy engines, which leave all multiprocessors free for computation.
 
 NCCL's collectives run on multiprocessors. While matrix products run, two H200s receive 129 GB/s through NCCL and 370
-GB/s through copy engines; NCCL slows the products by 4%, copies do not (benchmarks/results/offload_gang_h100.md).
+GB/s through copy engines; NCCL slows the products by 4%, while copies do not (benchmarks/results/offload_gang_h100.md).
 
 The memory comes from CUDA itself, since copies between PyTorch's expandable segments reach only 113 GB/s. Streams wait
-for each other through counters in the same memory, without a kernel. The calls are documented:
+for each other through counters in the same memory, without a kernel. The calls are documented at
 https://docs.nvidia.com/cuda/cuda-driver-api.
 """
 
@@ -31,7 +31,7 @@ class _Handle(ctypes.Structure):
 
 
 class CudaDriver:
-    """The CUDA driver on the current device and stream. Every call raises RuntimeError if the driver refuses it.
+    """The CUDA driver on the current device and stream. Every call raises RuntimeError if the driver rejects it.
 
     Raises torch.OutOfMemoryError if memory runs out. Addresses are integers. Copies and counters run in stream order.
     """

@@ -59,7 +59,7 @@ class CopyStreams:
         target.last_event = source.last_event = done
 
     def exchange(self, collective: Callable[[], object], received_bytes: int, *buffers: Buffer) -> None:
-        """Queue an exchange with other GPUs, after everything that is queued on `buffers`."""
+        """Queue an exchange with other GPUs, after all work that is already queued on `buffers`."""
         if self.skips_exchanges:
             return
         self.exchanged_bytes += received_bytes
@@ -93,7 +93,7 @@ class CopyStreams:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Add the time that the computing stream spends in this context to the span `name`."""
+        """Add the time that the computation stream spends in this context to the span `name`."""
         if not self.on_gpu:
             started = time.perf_counter()
             yield

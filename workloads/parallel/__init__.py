@@ -167,7 +167,7 @@ class ParallelParameters:
 
     @property
     def rank_imbalance(self) -> float:
-        """The busiest rank's forced tokens divided by the mean; 1 for natural routing, where the ratio is unknown."""
+        """The tokens forced on the busiest rank, divided by the mean; 1 for natural routing, where this is unknown."""
         if self.imbalance is None or self.ep == 1:
             return 1.0
         loads = tokens_of_experts(10**6, self.shape.experts, self.imbalance, self.seed)

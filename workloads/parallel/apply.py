@@ -55,10 +55,10 @@ GROUPS_PER_TRIAL = 1000  # more than a layout creates
 # following reduce-scatter, over memory that all ranks of the group map (symmetric memory;
 # torchtitan/distributed/compile.py enables it in the same way).
 def separate_group_names(sequence_number: int) -> None:
-    """Make the names of groups created from now on unique among this process's trials.
+    """Make the names of process groups created from now on unique among this process's trials.
 
-    Symmetric memory stores group data by name for the life of the process, and names count from 0 again after
-    `destroy_process_group`. All ranks must call this function with the same number.
+    Symmetric memory stores group data by name for the life of the process, and group names are numbered from 0 again
+    after `destroy_process_group`. All ranks must call this function with the same number.
     """
     dist.distributed_c10d._world.group_count += GROUPS_PER_TRIAL * sequence_number
 

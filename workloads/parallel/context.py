@@ -25,7 +25,7 @@ Attended = tuple[Tensor, Tensor, Tensor]  # out, lse, and the keys and values fo
 
 
 def _select_visible(length: int, rank: int, source: int) -> tuple[slice, slice, bool]:
-    """Return which queries of a rank see which keys of `source`, both with `length` tokens, and whether causally."""
+    """Return which of a rank's `length` queries see which of the `length` keys of `source`, and whether causally."""
     whole = slice(0, length)
     if source == rank:
         return whole, whole, True

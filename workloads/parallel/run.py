@@ -262,7 +262,7 @@ def _report_step(
     times_s: Sequence[float],
     losses: Sequence[float],
 ) -> Exception | None:
-    """Report the last step from rank 0, between two steps. Returns the exception that ends the trial, on all ranks."""
+    """Between two steps, report the last one from rank 0. Returns the exception that ends the trial, on all ranks."""
     if not times_s:
         return None
     endings: list[Exception | None] = [None]

@@ -137,7 +137,7 @@ class Head(nn.Module):
         self.lm_head = None if shape.tied else nn.Linear(*shape.linear("lm_head"), bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normed hidden states. The loss reads the output matrix directly."""
+        """Return the normalized hidden states. The loss reads the output matrix directly."""
         normed: Tensor = self.norm(x)
         return normed
 
@@ -146,9 +146,9 @@ class Stage(nn.Module):
     """Layers of a Llama. The first stage also has the embedding, and the last stage the last norm and the head.
 
     forward takes tokens [batch, length] in the first stage, and the previous stage's output [batch, length,
-    hidden_size] in later stages. The last stage returns the normed hidden states, from which the loss is computed with
-    `lm_head_weight` and the targets. If sequences are packed with documents, every stage also takes document lengths,
-    [batch, documents per sequence].
+    hidden_size] in later stages. The last stage returns the normalized hidden states, from which the loss is computed
+    with `lm_head_weight` and the targets. If sequences are packed with documents, every stage also takes document
+    lengths, [batch, documents per sequence].
     """
 
     def __init__(self, shape: Model, layers: range, rope: Tensor, build_block: Callable[[int], Block]) -> None:
@@ -218,7 +218,7 @@ Initializer = Callable[[str, tuple[int, ...]], Tensor]
 def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False) -> Initializer:
     """Return a function that maps a parameter's name and size to its initial value, the same in every layout.
 
-    Matrices are normal with the standard deviation of `initial_deviation`, norms are ones, biases and sinks are zeros.
+    Matrices are normally distributed with the deviation `initial_deviation`; norms are ones, biases and sinks zeros.
     """
     generator = torch.Generator(device)
 

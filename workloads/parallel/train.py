@@ -209,7 +209,7 @@ class GraphedPasses:
 
 
 class Trainer:
-    """Runs forward and backward passes of this rank's stages, and AdamW over its parameters."""
+    """Runs the forward and backward passes of this rank's stages, and updates their parameters with AdamW."""
 
     def __init__(
         self,

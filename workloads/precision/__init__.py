@@ -1,4 +1,4 @@
-"""Low-precision arithmetic: three workloads that measure speed and error of torchao's formats and training recipes.
+"""Low-precision arithmetic: three workloads that measure the speed and error of torchao's formats and training recipes.
 
     precision            GEMMs: rate, speed-up over bf16, and error
     precision_casts      casts from bf16 to each format, with scales along rows, columns or both
@@ -31,7 +31,7 @@ OF_CASTS = "a cast is timed on any device: this is about the products that take 
 
 @dataclass(frozen=True)
 class GemmParameters:
-    """One GEMM of a model's linear layer, timed interleaved with bf16.
+    """One GEMM of a model's linear layer, timed alternately with the same GEMM in bf16.
 
     Both operands are contiguous along k (layout nt), the only layout that matrix units support for formats of 8 bits or
     fewer. The bf16 GEMM has the same layout.
@@ -83,7 +83,7 @@ class CastParameters:
 
 @dataclass(frozen=True)
 class LinearParameters:
-    """Compiled linear layers of a model, forward and backward, timed interleaved with the same layers in bf16.
+    """Compiled linear layers of a model, forward and backward, timed alternately with the same layers in bf16.
 
     Attributes:
         recipe: torchao's training recipe. In fp8_rowwise_gw_hp, weight gradients are in bf16.
@@ -125,7 +125,7 @@ def unsupported_layer_rate_reason(recipe: str, architecture: str) -> str:
 
 
 class PrecisionWorkload(Workload):
-    """The base class of the three workloads. A plan lists the support for `recipes` and ends with `note`."""
+    """The base class of the three workloads. A plan shows the support for each of the `recipes`, then `note`."""
 
     recipes: ClassVar[Any]
     note: ClassVar[str]
