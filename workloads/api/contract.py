@@ -276,7 +276,7 @@ class Workload:
     finals_rounds: ClassVar[int] = 5
 
     def run(self, parameters: Any, rank: Rank) -> Measurement:
-        """Run one trial with `measure` from `module`. Raises Infeasible; other exceptions fail the trial."""
+        """Run one trial with `measure` from `module`. May raise Infeasible; any other exception fails the trial."""
         measurement: Measurement = import_module(f"{type(self).__module__}.{self.module}").measure(parameters, rank)
         return measurement
 

@@ -79,7 +79,7 @@ def rocm_version(rocm: str) -> tuple[int, int]:
 
 
 def support(recipe: str, architecture: str) -> tuple[Support, str]:
-    """Return a device's support for a recipe, and a reason, which is empty if the support is native.
+    """Return a device's support for a recipe, and the reason, which is empty if the support is native.
 
     Raises KeyError for an unknown recipe and ValueError for an unknown architecture.
     """
@@ -110,7 +110,7 @@ def unsupported_rate_reason(recipe: str, architecture: str) -> str:
 
 
 def unsupported_block_rate_reason(recipe: str, architecture: str) -> str:
-    """Return why a block with a manual backward pass cannot train in this format, as text to follow "it is"."""
+    """Return why a block with a manual backward pass cannot train in this format, phrased to follow "it is"."""
     if reason := unsupported_rate_reason(recipe, architecture):
         return reason
     if RECIPES[recipe].is_scaled and architecture.startswith("gfx"):

@@ -1,7 +1,7 @@
 """Handle the environment variables that select a process's GPUs. AMD has several such variables; NVIDIA has one.
 
 ROCm's runtime applies ROCR_VISIBLE_DEVICES first. HIP then selects from the remaining GPUs by HIP_VISIBLE_DEVICES, or
-by CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set. HIP ignores an index out of range and all later indices
+by CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set. HIP ignores an out-of-range index and all indices after it
 (ROCm's documentation, "GPU isolation techniques"; `Device::init` in clr's rocdevice.cpp; `_parse_visible_devices` in
 torch/cuda/__init__.py). Ray reads only HIP_VISIBLE_DEVICES, and rejects ROCR_VISIBLE_DEVICES without
 HIP_VISIBLE_DEVICES (ray/_private/accelerators/amd_gpu.py).

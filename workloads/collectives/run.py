@@ -110,7 +110,7 @@ def time_calls(call: Callable[[], object], device: torch.device, warmup: int, re
 
 
 def build_operation(name: Collective, kib: int, dtype: torch.dtype, device: torch.device, group: Group) -> Operation:
-    """Return a collective with buffers of `kib` KiB, rounded up to equal parts for all ranks."""
+    """Return a collective with buffers of `kib` KiB, rounded up so that all ranks have equal parts."""
     n, handle = group.size, group.handle
     part = math.ceil(kib * 1024 / dtype.itemsize / n)
     whole = torch.zeros(part * n, dtype=dtype, device=device)

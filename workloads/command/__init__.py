@@ -33,8 +33,8 @@ class CommandSettings:
         files: files to write to {output} before the start, by name: a string, or a mapping for the name's format.
         directory: the directory in which the program is started.
         log: a regular expression with one group per metric; if empty, the formats of `workloads.formats.logs`.
-        global_batch: sequences per step, if the log lacks them.
-        sequence_length: tokens per sequence, if the log lacks them.
+        global_batch: sequences per step, if the log does not report them.
+        sequence_length: tokens per sequence, if the log does not report them.
         model: the model that the program trains; a known model gives TFLOP/s and an MFU.
         dtype: the data type of the program's GEMMs, or the name of the recipe.
         warmup: the number of unmeasured steps at the start.

@@ -134,8 +134,8 @@ def _score_bytes(placed: PlacedJob) -> float:
 
 
 def _logit_bytes(placed: PlacedJob) -> float:
-    """Return the peak bytes per logit. A compiled loss holds only the logits and their gradient, in bf16. PyTorch's
-    loss over tensor-parallel ranks makes one more fp32 copy than the loss on one rank
+    """Return the peak number of bytes per logit. A compiled loss holds only the logits and their gradient, in bf16.
+    PyTorch's loss over tensor-parallel ranks makes one more fp32 copy than the loss on one rank
     (torch/distributed/tensor/parallel/loss.py)."""
     trainer, job = placed.trainer, placed.job
     if job.compiled and job.compiled_loss and trainer.compiles_loss:
@@ -169,7 +169,7 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
 
 
 def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]:
-    """Return the values per token of a mixer's core: its queries, its keys and values, and its outputs."""
+    """Return the number of values per token of a mixer's core: its queries, its keys and values, and its outputs."""
     model, tp = placed.model, placed.layout.tp
     match model.mixer(layer):
         case "none":

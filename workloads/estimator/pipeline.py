@@ -233,7 +233,7 @@ def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int
     """Return the passes of a step with `microbatches` micro-batches, in the order in which they end.
 
     Sends take no time, and a rank runs one pass at a time. Forward and backward passes that DualPipeV combines run one
-    after the other, as in PyTorch. Each stage takes an equal share of its rank's times.
+    after the other, as in PyTorch. Each stage takes an equal share of its rank's time.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
     waiting = [list_actions(layout.schedule, rank, pp, chunks, microbatches)[::-1] for rank in range(pp)]

@@ -68,7 +68,7 @@ def read_rates(line: str) -> dict[str, float]:
 
 @dataclass
 class CommonLogReader(LogReader):
-    """Reads the trainers' formats, and falls back to rates in lines if no format matches."""
+    """Reads the trainers' formats, and falls back to reading rates from lines if no format matches."""
 
     _count: int = 0
 

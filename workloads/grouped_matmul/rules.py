@@ -20,7 +20,7 @@ def unsupported_backend_reason(backend: str, architecture: str) -> str:
 
 
 def unsupported_reason(parameters: GroupedMatmulParameters, architecture: str) -> str:
-    """Return the reason (of the first broken rule) a device does not support the parameters; empty if it does."""
+    """Return the first reason why a device does not support the parameters; empty if it supports them."""
     if reason := unsupported_backend_reason(parameters.backend, architecture):
         return f"backend={parameters.backend} is {reason}"
     dtype, is_cpu = parameters.dtype, architecture.startswith("cpu")

@@ -57,8 +57,8 @@ def enable_expandable_segments(device: torch.device) -> None:
     """Let segments grow if the device supports it and the environment does not forbid it.
 
     PyTorch reads allocator settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so a process must
-    call this before it uses its GPU. A later call has no effect, as `describe_segments` shows. The environment is then
-    restored, because a trial records the environment that it was started with.
+    call this before it uses its GPU. Calling it later has no effect, as `describe_segments` shows. The environment is
+    then restored, because a trial records the environment that it was started with.
     """
     # PyTorch uses only the first variable that is set, so this variable repeats the existing settings.
     settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")

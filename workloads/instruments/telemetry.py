@@ -27,8 +27,8 @@ _OPEN_DRIVERS = ExitStack()  # the drivers stay open until the process ends
 class GpuReadings:
     """The readings taken during one measurement.
 
-    `reasons` lists why the clock was lowered, if the GPU reports that (`reasons_known`). The energy covers the window
-    from `started_s` to `ended_s`, in `time.perf_counter` time.
+    `reasons` lists the reasons for a lower clock, if the GPU reports them (`reasons_known`). The energy covers the
+    window from `started_s` to `ended_s`, in `time.perf_counter` time.
     """
 
     clocks_mhz: list[float] = field(default_factory=list)
