@@ -95,7 +95,7 @@ class DefaultVariable:
 
 
 def read_defaults(hardware: Hardware) -> dict[str, DefaultVariable]:
-    """Return the device's variables by name, skipping null entries. Raises UserInputError for an incomplete entry."""
+    """Return the device's variables by name, skipping null entries. Raises UserInputError if an entry is incomplete."""
     defaults = {}
     for name, entry in hardware.environment.items():
         key = f"hardware.environment.{name}"
@@ -116,8 +116,8 @@ def default_names(chosen: Hardware) -> set[str]:
 def apply_defaults(space: Space, target: Target) -> tuple[Space, dict[str, str]]:
     """Return the space with the device's variables added, and where each constant variable was set.
 
-    The space takes precedence, then the nodes' environment, then the default. Raises UserInputError if nodes disagree.
-    """
+    The space takes precedence, then the nodes' environment, then the default. Raises UserInputError if the nodes'
+    values differ."""
     constants: dict[str, str] = {}
     sources = dict.fromkeys(only_variables(space.constants), FROM_SPACE)
     for name, default in read_defaults(target.hardware).items():

@@ -60,7 +60,7 @@ class ResolvedConfig:
 
 
 def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedConfig:
-    """Check a composed configuration and load the workload. Raises UserInputError if no device could run it."""
+    """Check a composed configuration and load the workload. Raises UserInputError if no device can run it."""
     try:
         if OmegaConf.select(composed, "workload.name") is None:
             raise UserInputError(f"workload.name: required. Available: {', '.join(registry.names())}")

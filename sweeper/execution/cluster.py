@@ -175,7 +175,7 @@ def _check_authentication(address: str, named: str) -> None:
 
 
 def list_nodes() -> list[dict[str, Any]]:
-    """Return Ray's state of each node, or an empty list while the head does not respond, for example in a restart.
+    """Return Ray's state of each node, or an empty list while the head does not respond, for example during a restart.
 
     Raises ClusterError if the driver's node is dead: its raylet ended, or the head removed the node, for example
     because the network was down for longer than the head's health checks allow. Ray then delivers no more results to
@@ -203,9 +203,9 @@ class NodeDiscovery:
         """Return the nodes that are up, described and not in `known`, and the ids of all nodes that are up.
 
         If a node's description is pending or has failed, the next call tries again. While the head does not respond,
-        this method returns no new nodes and `known`, because trials go on without the head.
+        this method returns no new nodes, and `known` as the ids, because trials go on without the head.
 
-        Raises ClusterError as `list_nodes` does.
+        Raises ClusterError in the same cases as `list_nodes`.
         """
         if not (entries := list_nodes()):
             return [], known
@@ -228,7 +228,7 @@ class NodeDiscovery:
 
 
 def start(target: Target, *, has_variables: bool) -> None:
-    """Start a local cluster, unless `discover_nodes` has connected to a cluster.
+    """Start a local cluster unless `discover_nodes` has already connected to one.
 
     The local cluster ends with this process, even if the process is killed. Without `has_variables`, the cluster cannot
     start workers with their own environment variables.

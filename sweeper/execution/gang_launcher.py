@@ -64,7 +64,7 @@ class GangLauncher:
         self._selector = select_nodes(self._ids, ray.nodes()) if self._ids else {}
 
     def starts_on(self, node_ids: Collection[str]) -> bool:
-        """Return whether the target contains all these nodes."""
+        """Return whether the target contains all of these nodes."""
         return not self._ids or self._ids >= {*node_ids}
 
     def launch(self, environment: Environment = ()) -> Gang:

@@ -264,7 +264,7 @@ class GangPool:
         self._by_load.push(gang)
 
     def wait(self, timeout_s: float) -> list[tuple[Trial, TrialResult]]:
-        """Wait up to `timeout_s` and return the trials that ended. Raises ClusterError if no worker starts."""
+        """Wait up to `timeout_s` and return the trials that have ended. Raises ClusterError if no worker starts."""
         if self._failed_starts >= MAX_FAILED_STARTS and self.starting:
             raise ClusterError(f"no worker starts: {self._start_error}")
         refs = [ref for gang in self.gangs for ref in gang.pending_refs()]
@@ -313,8 +313,8 @@ class GangPool:
     def set_target(self, target: Target, count: int) -> None:
         """Use only these nodes from now on, with `count` gangs.
 
-        A gang on any other node ends after the trials that it holds. If nodes were removed, gangs that are still
-        starting are replaced because they may be waiting for a removed node.
+        A gang on any other node finishes the trials that it holds and then ends. If nodes were removed, gangs that are
+        still starting are replaced because they may be waiting for a removed node.
         """
         ids = {node.id for node in target.nodes}
         nodes_removed = not ids >= {node.id for node in self._target.nodes}

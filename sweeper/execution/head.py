@@ -76,7 +76,7 @@ def watch(address: str | None) -> None:
 
 
 def is_away() -> bool:
-    """Return whether the watched head fails to respond now. Ray calls that need the head would then block."""
+    """Return whether the watched head currently fails to respond. Ray calls that need the head would then block."""
     return _current is not None and not _current.answers()
 
 

@@ -35,7 +35,7 @@ LIMIT_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class SweepCode:
-    """The code that a sweep needs on its nodes, and which parts of the code Ray sends to all nodes."""
+    """The code that a sweep needs on its nodes, and the parts of it that Ray sends to all nodes."""
 
     entry_point: EntryPoint | None = None  # the entry point of a third-party workload
     directory: str = ""  # where a command runs
@@ -81,7 +81,7 @@ class SweepCode:
         return {part for part in PARTS if self.local[part] and code[part] != self.local[part]} - self.sent
 
     def find_problem(self, code: Code) -> str:
-        """Return why a node that joins cannot take part in the sweep, or an empty string."""
+        """Return why a joining node cannot take part in the sweep, or an empty string."""
         missing = self.find_missing(code)
         names = " and ".join(name for part, name in PARTS.items() if part in missing)
         lacks = f"lacks {names}; the same command sends it when it starts again" if missing else ""

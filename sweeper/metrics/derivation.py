@@ -145,7 +145,7 @@ def _rate(name: str, work: float, step_time: Mapping[str, float]) -> dict[str, f
 
 
 def _summarize(times_s: np.ndarray, statistic: str, resolution_s: float = 0.0) -> dict[str, float]:
-    """Return the statistic (under the empty suffix) and, for several times, percentiles and any interval, by suffix."""
+    """Return, by suffix, the statistic (no suffix) and, for several times, the percentiles and any interval."""
     if len(times_s) == 1:
         return {"": float(times_s[0])}
     p10, p90 = np.percentile(times_s, [10, 90])

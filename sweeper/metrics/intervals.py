@@ -1,7 +1,7 @@
 """Compute 95% intervals for the median or mean of step times, even if successive steps are correlated.
 
 The median's interval is bounded by order statistics, interpolated between the two nearest ranks (Hettmansperger and
-Sheather 1986). The interval assumes no distribution and requires at least five steps. With five steps, it extends from
+Sheather 1986). It assumes no particular distribution and requires at least five steps. With five steps, it extends from
 the fastest to the slowest step and covers the median in 93.75% of cases. The mean's interval is Student's t interval.
 
 Clocks and caches make successive steps correlated, so n steps have an effective sample size of n / tau. The integrated

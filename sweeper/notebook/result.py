@@ -106,7 +106,7 @@ class SweepResult:
 
     @cached_property
     def trials(self) -> pd.DataFrame:
-        """The search's trials by number: outcome, parameters (`param.…`) and metrics; `attrs["units"]` has units."""
+        """The search's trials by number: outcome, parameters (`param.…`) and metrics; units are in `attrs["units"]`."""
         return self._tabulate(remeasured=False)
 
     @cached_property

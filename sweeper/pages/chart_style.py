@@ -1,4 +1,4 @@
-"""Chart style: colors, sizes, and escaping that stops Plotly and matplotlib from interpreting strings."""
+"""Chart style: colors, sizes, and escaping that stops Plotly and matplotlib from interpreting strings as markup."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -40,7 +40,7 @@ class SearchResult:
 
     @property
     def parameters(self) -> pd.DataFrame:
-        """The points as strings, as MLflow stores them."""
+        """The points as strings, which is how MLflow stores them."""
         return self.points.map(str)
 
     @cached_property

@@ -203,7 +203,7 @@ class Results:
         return search_plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
 
     def keep_ceilings(self) -> None:
-        """If the search was for the highest matmul rate, store the rates for later training on such devices."""
+        """If the search was for the highest matmul rate, store the rates for later training runs on such devices."""
         is_for_rate = (self.objective, self.direction) == ("tflops", "maximize")
         if is_for_rate and self.best and self.plan.resolved.workload.is_matmul_ceiling:
             rates = ceilings.from_sweep(self.plan.target.model, self.best, self.finalists)
@@ -211,7 +211,7 @@ class Results:
 
     @cached_property
     def correction(self) -> Correction | None:
-        """The ratio of measured to planned step times, or None without estimates or with too few trials.
+        """The ratio of measured to planned step times, or None if there are no estimates or too few trials.
 
         A space with several routings has no correction either, because a single factor would mix them.
         """

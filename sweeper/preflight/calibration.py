@@ -135,5 +135,5 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
 
 
 def write_yaml(path: Path, values: Mapping[str, Any], comment: str) -> None:
-    """Write a comment and values to a YAML file, atomically."""
+    """Write a comment and values to a YAML file atomically."""
     write_whole(path, f"# {comment}\n{yaml.safe_dump(dict(values), sort_keys=False)}")

@@ -158,7 +158,7 @@ def _assumed_tflops(hardware: Hardware) -> dict[str, float]:
 
 
 def build_machine(target: Target, world_size: int, topology: Topology, achieved_tflops: Mapping[str, float]) -> Machine:
-    """Return the known properties of a trial's devices. `achieved_tflops` has a rank's measured rates by dtype."""
+    """Return the known properties of a trial's devices. `achieved_tflops` contains a rank's measured rates by dtype."""
     hardware, architecture = target.hardware, target.architecture or ""
     ranks_per_node = target.ranks_per_node(world_size)
     if target.is_gpu:

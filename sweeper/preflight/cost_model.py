@@ -41,7 +41,7 @@ class CostEstimates:
 def estimate_space(
     resolved: ResolvedConfig, space: Space, machine: Machine, correction: Correction | None = None
 ) -> CostEstimates | None:
-    """Estimate every point of a space, or return None without a cost model. Raises UserInputError if none is valid."""
+    """Estimate every point, or return None without a cost model. Raises UserInputError if no point is valid."""
     workload, criteria = resolved.workload, resolved.criteria
     is_plan = bool(
         workload.estimates_plans and resolved.config.plan and math.isfinite(machine.cluster.device.memory_gb_s)

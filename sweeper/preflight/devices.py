@@ -15,7 +15,7 @@ SHOWN_NODES = 3  # the number of nodes to list for the same problem
 
 
 def select_devices(resolved: ResolvedConfig, nodes: Sequence[Node]) -> tuple[Target, int]:
-    """Return a sweep's target and the ranks per trial. Raises UserInputError if the cluster lacks the devices."""
+    """Return a sweep's target and the ranks per trial. Raises UserInputError if no such devices exist."""
     config = resolved.config
     ranks = config.gpus if isinstance(config.gpus, int) else 1
     is_absent = config.hardware.name in catalogue() and not any(has_hardware(node, config.hardware) for node in nodes)
@@ -48,7 +48,7 @@ def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks:
 
     If the hardware is named, unusable GPUs are accepted for a plan, and for a command, which may have its own torch.
 
-    Raises UserInputError as `select_target` does, or if no node has usable GPUs.
+    Raises UserInputError in the same cases as `select_target`, and if no node has usable GPUs.
     """
     config, problems = resolved.config, describe_problems(nodes)
     if config.hardware.name == "auto" and problems and not any(node.gpus for node in nodes):

@@ -75,7 +75,7 @@ class SweepPlan:
 
     @property
     def budget_trials(self) -> int | None:
-        """The number of trials in the budget, capped at the number of points in the space, or None without a limit."""
+        """The number of trials in the budget, capped at the number of points, or None if there is no limit."""
         budget = self.config.budget.trials
         return budget if budget is None else int(min(budget, self.space.size))
 
@@ -100,7 +100,7 @@ class SweepPlan:
         return "" if parameters is None else self.resolved.workload.preview(parameters, self.machine)
 
     def try_out(self) -> str:
-        """Run the first point's program on this machine until its first steps, and return what was read from it.
+        """Run the first point's program on this machine until its first steps, and return what was read from them.
 
         Raises UserInputError if the trial needs several devices or an absent device, or if its values are invalid.
         Raises ProgramFailed, with what was read so far, if the program ends before its first steps.
@@ -285,7 +285,7 @@ def _build_identity(resolved: ResolvedConfig, space: Space, resources: Resources
 
 
 def estimate_steps_s(plan: SweepPlan) -> float | None:
-    """Estimate how many seconds the search's steps take with all gangs running, or return None without estimates."""
+    """Estimate how long (s) the search's steps take with all gangs running, or return None without any estimates."""
     limit = plan.config.budget.trials
     if plan.estimates is None or limit is None:
         return None

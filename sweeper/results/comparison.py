@@ -57,7 +57,7 @@ def judge(before: Interval, after: Interval, gate: Gate) -> Comparison:
 
 
 def describe_spread(comparison: Comparison) -> str:
-    """Describe the spread between runs and, if there is no verdict, how many more runs a verdict needs."""
+    """Describe the spread between runs and, if there is no verdict, how many more runs are needed for one."""
     spread = comparison.spread
     basis = f"{spread.value:.1%} between runs ({'assumed' if spread.is_assumed else 'measured'})"
     if comparison.verdict is not Verdict.INCONCLUSIVE:

@@ -109,7 +109,7 @@ def read_work(row: Any) -> dict[str, str]:
 
 
 def read_value(row: Any, metric: str) -> Interval:
-    """Return a trial's metric with the 95% interval. Missing values are NaN."""
+    """Return a trial's metric with its 95% interval. Missing values are NaN."""
     values = (row.get(f"metric.{metric}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
     return Interval(*(float(value) for value in values))
 
@@ -155,7 +155,7 @@ def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
     """Return the speeds by which trials are ranked.
 
     The best of many single trials owes its place partly to luck. If a sweep has finals, only the winner counts, with
-    its values in the finals. A single trial of another sweep then counts with the lower bound of its interval.
+    its values from the finals. A single trial of another sweep then counts with the lower bound of its interval.
     """
     speeds = ranked[f"metric.{metric}"].astype(float)
     is_winner = _won_finals(ranked, metric)

@@ -114,8 +114,8 @@ class Comparison:
 def run_of_interval(value: float, low: float, high: float, *, less_is_better: bool = False) -> Run:
     """Return a run from a value and its 95% interval (NaN if there is none).
 
-    The interval is treated as normal. The Student's t interval of a few rounds is wider, which errs on the safe side. A
-    value that is not positive has no logarithm, so comparisons with the run are inconclusive.
+    The interval is treated as that of a normal distribution. The Student's t interval of a few rounds is wider, which
+    errs on the safe side. A value that is not positive has no logarithm, so comparisons with the run are inconclusive.
     """
     if not value > 0:
         return Run(math.nan)
@@ -169,8 +169,8 @@ def _estimate_spread(
 
 def _count_more_runs(counts: tuple[int, int], spread: Spread, gate: Gate) -> tuple[int, int]:
     """Return how many more earlier and new runs to make before the next look: as many as a verdict needs with the
-    current spread, but while the spread is assumed, at most as many as are needed to measure it. New runs alone are
-    preferred because earlier versions are rarely still installed."""
+    current spread, but while the spread is assumed, at most as many as are needed to measure it. Making only new runs
+    is preferred because earlier versions are rarely still installed."""
     earlier, new = counts
     alone = ((0, more) for more in range(1, MOST_NEW_RUNS + 1))
     of_both = ((max(count - earlier, 0), max(count - new, 0)) for count in range(min(counts) + 1, MOST_RUNS))

@@ -206,7 +206,7 @@ def find_sweeps(directory: Path) -> list[StoredSweep]:
 
 
 def find_sweep(directory: Path, name: str | None = None, *, option: str = "") -> StoredSweep:
-    """Return the sweep with this name, or the latest. Raises UserInputError; the message begins with `option`."""
+    """Return the named or the latest sweep. Raises UserInputError with a message that begins with `option`."""
     sweeps = find_sweeps(directory)
     if not sweeps:
         raise UserInputError(f"dir={directory}: there is no sweep; `python -m sweeper` runs one")

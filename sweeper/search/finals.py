@@ -2,11 +2,11 @@
 
 The best of many noisy measurements owes its place partly to luck, so its value is too high. The finalists therefore run
 again in a fresh worker for several rounds. Each round measures every finalist once, so drift between rounds (heat,
-clocks, neighbors) affects all finalists. A finalist's value is the geometric mean over rounds. This mean and Student's
-95% t interval come from logarithms, so the ratio of two values equals the mean ratio. Finalists are compared in pairs,
-round by round, and are tied if the interval of the difference contains zero. Any finalist may lead by chance, so the
-intervals hold for all pairs at once (Bonferroni): if all finalists are equally fast, at most 5% of finals find a
-difference. Each pair has its own spread, so a noisy finalist widens only its own intervals.
+clocks, neighbors) affects all finalists. A finalist's value is the geometric mean over rounds. The mean and its 95%
+Student's t interval are computed from logarithms, so the ratio of two values equals the mean ratio. Finalists are
+compared in pairs, round by round, and are tied if the interval of the difference contains zero. Any finalist may lead
+by chance, so the intervals hold for all pairs at once (Bonferroni): if all finalists are equally fast, at most 5% of
+finals find a difference. Each pair has its own spread, so a noisy finalist widens only its own intervals.
 """
 
 import math
@@ -61,7 +61,7 @@ def pending_remeasurements(
 ) -> list[tuple[TrialRecord, Remeasurement]]:
     """Return the trials to remeasure, in order: every finalist once per round.
 
-    Each round starts with a different finalist. `finalists` lists the best first. `records` includes the finals.
+    Each round starts with a different finalist. `finalists` is sorted, best first. `records` includes the finals.
     """
     group = tuple(sorted(finalist.number for finalist in finalists))
     measured = {
@@ -115,8 +115,8 @@ def compare_rounds(
 ) -> dict[int, tuple[Interval, Interval]]:
     """Return each finalist's value and the fraction by which the finalist is behind the leader, best first.
 
-    `rounds` has each finalist's objective in the rounds that all finalists completed. `sign` is 1 if higher is better,
-    else -1. Finalists in `last` come after all others, whatever their values.
+    `rounds` contains each finalist's objective in the rounds that all finalists completed. `sign` is 1 if higher is
+    better, else -1. Finalists in `last` come after all others, whatever their values.
     """
     values = {number: mean_of_rounds(of_rounds) for number, of_rounds in rounds.items()}
     order = sorted(values, key=lambda number: (number in last, -sign * values[number].value))

@@ -85,7 +85,7 @@ class Front:
 
     @property
     def trials(self) -> list[TrialRecord]:
-        """The trials on the search's front, corrected by the remeasurements, sorted by number."""
+        """The trials on the search's front after correction by the remeasurements, sorted by number."""
         certain = [point.trial for point in self.certified if point.is_on_front]
         return sorted([*self.measured_once, *certain], key=lambda trial: trial.number)
 
@@ -117,7 +117,7 @@ def measure_front(
 
 
 def measured_interval(record: TrialRecord, metric: str) -> Interval:
-    """Return a single trial's metric with the 95% interval. The bounds are NaN if there is no interval."""
+    """Return a single trial's metric with its 95% interval. The bounds are NaN if there is no interval."""
     low, high = (record.metrics.get(f"{metric}_ci_{bound}", math.nan) for bound in ("low", "high"))
     return Interval(record.metrics[metric], low, high)
 
@@ -189,7 +189,7 @@ def _to_losses(values: np.ndarray, criteria: Criteria) -> tuple[np.ndarray, np.n
 
 
 def _find_same(losses: np.ndarray, resolutions: np.ndarray, ordered: set[tuple[int, int]]) -> list[list[int]]:
-    """Return, for each point, the other points that are the same. In `ordered` pairs, one point dominates the other."""
+    """Return, for each point, the points that count as the same. In `ordered` pairs, one point dominates the other."""
     count, objectives, _ = losses.shape
     level = 1 - FAMILY_ERROR / max(1, math.comb(count, 2) * objectives)
     same: list[list[int]] = [[] for _ in range(count)]

@@ -109,7 +109,7 @@ class SamplingStudy:
         self._study.tell(proposal, state=TrialState.FAIL)
 
     def accept(self, number: int, proposal: Trial) -> dict[str, Any]:
-        """Use a proposal for a trial in the journal, which is now running.
+        """Accept a proposal as a trial of the journal that is now running.
 
         Returns the state to store in the journal for a later run's sampler. Only NSGA-II has state: the generation.
         """

@@ -272,7 +272,7 @@ class Study:
         return record.status in self._retried_statuses and not is_comparison
 
     def _queue_retries(self, run_state: dict[str, Any]) -> None:
-        """Queue the trials to retry, with the changes since they ran. Retries in `unfinished` are already queued."""
+        """Queue the trials to retry, and note what has changed. Retries in `unfinished` are already queued."""
         study = self._journal.study
         runs: list[dict[str, Any]] = list(study.user_attrs.get(RUNS, []))
         if not runs or runs[-1]["state"] != run_state:

@@ -78,7 +78,7 @@ class SweepView:
 
 
 def is_known(version: str) -> bool:
-    """Return whether this version of MLflow shows the views as intended."""
+    """Return whether this version of MLflow is known to show the views as intended."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return match is not None and FIRST_VERSION <= (int(match[1]), int(match[2])) < FIRST_UNKNOWN_VERSION
 

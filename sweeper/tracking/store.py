@@ -93,7 +93,7 @@ class Store:
             self._watch_gpus()
 
     def write_trial(self, record: TrialRecord) -> None:
-        """Write a trial. The call can be repeated, even if only part of the trial was written before."""
+        """Write a trial. The call can be repeated even if an earlier call wrote only part of the trial."""
         end_ms = int(record.ended_at_s * 1e3)
         name = run_name(record.number, record.params, record.remeasurement)
         run_id = self._child_id(record.number, name, record.started_at_s)
@@ -151,7 +151,7 @@ class Store:
         written: int | None = None,
         digest: str = "",
     ) -> None:
-        """End the parent run with the sweep's results.
+        """Write the sweep's results to the parent run and end the run.
 
         Args:
             artifacts, plots: text files' contents by file name, and paths of image files.
@@ -180,7 +180,7 @@ class Store:
         """Rank the best trials and write the sweep's views. Returns the key of the view of the trials.
 
         The key is empty for unknown versions of MLflow, which may not show the views as intended. `on_place` is called
-        with each place that is written.
+        with each place in the ranking that is written.
         """
         self._write_ranking(view.ranking, on_place)
         is_known = mlflow_view.is_known(mlflow_store.read_version(self.uri))
