@@ -24,7 +24,7 @@ KernelName = Literal[
 
 @dataclass(frozen=True)
 class KernelRule:
-    """The devices that support a kernel, and how to make PyTorch run it."""
+    """The devices that support a kernel, and how to make PyTorch use it."""
 
     architectures: str  # a regular expression
     needs: str = ""  # what other architectures lack

@@ -278,7 +278,7 @@ def flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
 
 
 def find_model(name: str) -> Model | None:
-    """Return the model for a trainer's file name, such as `llama3.1_8B-fp8.yaml`, or None if the model is unknown."""
+    """Return the model for a name in a trainer's file, such as `llama3.1_8B-fp8.yaml`, or None if it is unknown."""
     name = re.sub(r"[-.]", "_", name.lower().removesuffix(".yaml"))
     name = re.sub(r"(_(fp8|fp4|bf16|mxfp8|base|instruct|v0_\d))+$", "", name)
     return MODELS.get(re.sub(r"^llama_?3(_?[123])?_", "llama3_", name))  # Llama 3.1 to 3.3 have Llama 3's sizes
