@@ -1,4 +1,4 @@
-"""Define subcommands. One dataclass per verb declares words, settings and switches, and supplies messages and help.
+"""Define subcommands. One dataclass per verb declares its arguments, and supplies messages and help.
 
     @dataclass(frozen=True, kw_only=True)
     class CompareRequest(StoreRequest):
@@ -171,7 +171,7 @@ def read_request(cls: type[T], arguments: Sequence[str]) -> T:
 
 
 def request_keys(cls: type[Any]) -> list[Key]:
-    """Return the keys that a dataclass declares, with meanings from the docstrings of the class and its bases."""
+    """Return the keys that a dataclass declares, with their meanings from the docstrings of the class and its bases."""
     meanings = {name: text for base in reversed(cls.__mro__) for name, text in attribute_docs(base).items()}
     return [replace(key, meaning=meanings.get(key.name) or key.meaning) for key in keys_of(cls)]
 

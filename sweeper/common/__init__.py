@@ -1,1 +1,1 @@
-"""Provide files, formats, clocks and trial records to all other packages."""
+"""Provide helpers for files, formats, clocks and trial records, which all other packages use."""

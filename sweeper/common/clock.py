@@ -1,4 +1,4 @@
-"""Measure the time of each phase of a command, from the start of the process."""
+"""Measure the time that each phase of a command takes, beginning at process start."""
 
 import os
 import time

@@ -12,7 +12,7 @@ TIE = "a tie"  # the start of the verdict if the first two finalists do not diff
 
 
 def format_number(value: float) -> str:
-    """Format a number with four digits, or with thousands separators from 1000. NaN (unknown) becomes empty."""
+    """Format a number: four digits below 1000, else an integer with separators. NaN (unknown) becomes empty."""
     if math.isnan(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
@@ -121,7 +121,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a printable text on one line, with escapes for newlines and tabs as well."""
+    """Return the text on one printable line, with newlines and tabs escaped as well."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 

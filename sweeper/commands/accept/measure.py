@@ -185,7 +185,7 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
 
 
 def _limit_last(running: Sequence[Job], most: int) -> None:
-    """Limit the time of any trial that at most `most` jobs have yet to finish, because the trial may never end."""
+    """If at most `most` jobs have yet to finish a trial, limit the time of the trial, because it may never end."""
     left = Counter(test for job in running for experiment in job.experiments for test in experiment.tests)
     for job in running:
         experiment = job.experiments[0]

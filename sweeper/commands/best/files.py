@@ -54,7 +54,7 @@ class TrialFiles:
 
 
 def build_files(description: SweepDescription, record: TrialRecord, value: Winner | None, folder: Path) -> TrialFiles:
-    """Build the files that rerun a trial from `folder`. `value` is None for a trial without an objective value."""
+    """Build the files to put in `folder` to rerun a trial. `value` is None for a trial without an objective value."""
     title = _describe(description, record, value)
     line = shlex.join(command_words(description, record))
     program, notes = _program_files(description, record, folder / PROGRAM)
@@ -185,7 +185,7 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
     """Return the command that uses the sweep's interpreter, because the result depends on the packages installed there.
 
-    Each run gets a new name. Under an existing name, the command would find the trial finished and measure nothing.
+    Each run gets a new name. With an existing name, the command would find the trial finished and measure nothing.
     """
     words = command_words(description, record)
     words = words[3:] if words[1:2] == ["-m"] else words[1:]

@@ -94,7 +94,7 @@ def run(request: CalibrateRequest) -> int:
 
 
 def find_target(request: CalibrateRequest) -> Target:
-    """Return the devices to measure. Raises UserInputError if the device kind is unknown or not present."""
+    """Return the devices to measure. Raises UserInputError if the device kind is unknown or absent."""
     ray_environment.prepare(request.cluster.address, request.cluster.insecure)
     from sweeper.execution import cluster  # imports Ray, which takes a second
 
@@ -104,7 +104,7 @@ def find_target(request: CalibrateRequest) -> Target:
 
 
 def begin_or_resume(unfinished: Path, hardware: str) -> str:
-    """Return the name of the interrupted calibration, or a new name."""
+    """Return the name of the interrupted calibration, or a new name if there is none."""
     if unfinished.exists():
         return unfinished.read_text().strip()
     name = f"calibration-{hardware}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -113,7 +113,7 @@ def begin_or_resume(unfinished: Path, hardware: str) -> str:
 
 
 def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Cells]:
-    """Write the device file and the topology file. Return table rows that show the value replaced by each rate."""
+    """Write the device file and the topology file. Return table rows that show which value each rate replaces."""
     products = rates.sustained_tflops(rows["matmul"])
     reference = products.get("bf16") or next(iter(products.values()))
     calibration = Calibration(

@@ -70,7 +70,7 @@ class Source:
     last: int = 0  # the line number of the last step
 
     def feed(self, line: str, number: int, recent: Sequence[tuple[int, str]]) -> bool:
-        """Read a line and return whether it completes a step. `recent` has earlier non-step lines with line numbers."""
+        """Read a line; return whether it ends a step. `recent` holds the number and text of earlier non-step lines."""
         step = self.reader.feed(line)
         if step and 0 < step.metrics.get("step_time_s", 0) < math.inf:
             self.steps.append(step)
@@ -173,7 +173,7 @@ def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
 
 
 def compare_with_plan(request: DiagnoseRequest, step_s: float) -> tuple[str, bool]:
-    """Compare the step time with the plan of the log's layout. Return a text, and whether the time exceeds the band."""
+    """Compare a step time with the plan for the log's layout. Return a note, and whether the time exceeds the band."""
     model, hardware = str(request.model), str(request.hardware)
     try:
         problem = build_problem(PlanRequest(model=model, hardware=hardware, gpus=request.gpus, layout=request.logs[0]))

@@ -68,7 +68,7 @@ class NodeWatches:
         self.states = dict(zip(names, states, strict=True))
 
     def update(self) -> None:
-        """Update the states with later changes. A node that is lost or does not respond keeps its last state."""
+        """Bring the states up to date. A node that is lost or does not respond keeps its last state."""
         deadline_s = time.monotonic() + UPDATE_TIMEOUT_S
         before = after = [*self.states.values()]
         while True:

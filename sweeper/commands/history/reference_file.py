@@ -86,7 +86,7 @@ class Series:
 
     @property
     def level(self) -> tuple[RecordedRun, ...]:
-        """The runs that later runs are compared with: all runs since the last start of a level."""
+        """The runs that later runs are compared with: all runs since the start of the latest level."""
         starts = [place for place, run in enumerate(self.runs) if run.starts_level]
         return self.runs[starts[-1] if starts else 0 :]
 

@@ -97,7 +97,7 @@ def find_device_in_name(path: Path) -> str:
 
 
 def derive_metrics(result: ImportedResult) -> dict[str, float]:
-    """Derive metrics from tokens and step times with `sweeper.metrics.derivation`. Return {} without step times."""
+    """Derive metrics from tokens and step times with `sweeper.metrics.derivation`. Return {} if no step is timed."""
     times_s = drop_warmup(result.step_times_s)
     derived = _derive(result, times_s, "median")
     return derived and {**derived, "warmup_steps": float(len(result.step_times_s) - len(times_s))}
@@ -132,7 +132,7 @@ def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) 
 def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) -> list[str]:
     """Return a message for each contradiction between values of a result.
 
-    A claim contradicts the derived value of the same metric over the same steps if the two differ by more than 5%. If a
+    A claim contradicts the derived value of the same metric over the same steps if they differ by more than 5%. If a
     rate and the rate per GPU are off by the same factor, only one message is returned.
     """
     claims = result.claims

@@ -107,7 +107,7 @@ class NothingFits(UserInputError):
 
 
 def search(problem: Problem, keep: int = KEPT) -> SearchResult:
-    """Return the fastest layouts that fit. Raises NothingFits if no layout fits, UserInputError if none is valid."""
+    """Return the fastest layouts that fit. Raises NothingFits if no layout fits, or UserInputError if none is valid."""
     tried = find_trainer(problem.job.trainer).search
     result = find_layouts(problem.job, problem.cluster, tried, problem.fixed, keep)
     if result.best:

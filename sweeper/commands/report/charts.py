@@ -75,7 +75,7 @@ def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def rank_trials(results: Sequence[ranking.BestResult]) -> pd.DataFrame:
-    """Return the trials of one kind of work on several platforms with `platform`, `speed_per_device` and `rank`.
+    """Return one kind of work's trials on several platforms, with columns `platform`, `speed_per_device` and `rank`.
 
     The rank of a trial among all trials of the platform is 1 for the fastest and near 0 for the slowest.
     """

@@ -203,7 +203,7 @@ def _type_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _export_result(result: BestResult) -> dict[str, Any]:
     """Return a best result as a row: the work, the speed with a 95% interval, and the parameters. Shares are fractions.
-    `rounds` is the number of averaged rounds of the finals, 0 for a single trial."""
+    `rounds` is the number of finals rounds that were averaged, or 0 for a single trial."""
     row = {
         **{name: result.work.get(name) for name in MAIN_WORK_NAMES},
         **{f"work.{name}": value for name, value in result.work.items() if name not in MAIN_WORK_NAMES},
