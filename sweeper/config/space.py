@@ -115,7 +115,7 @@ Dimension = Choice | Range | Interval
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions that vary, and the constants. A point has a value for each parameter."""
+    """The search space: dimensions that vary, and constants. A point has a value for each parameter."""
 
     dimensions: dict[str, Dimension] = field(default_factory=dict)
     constants: Parameters = field(default_factory=dict)

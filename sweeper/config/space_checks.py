@@ -134,7 +134,7 @@ def _possible_values(space: Space, parameter: Field[Any]) -> Sequence[Value]:
 
 
 def reserved_host_gib(resolved: ResolvedConfig, space: Space, ranks: int = 1) -> float:
-    """Return how many GiB of host memory each process of a trial may need, according to the parameters."""
+    """Return the most GiB of host memory that each process of a trial may need, according to the parameters."""
     total_gib = 0.0
     for parameter in fields(resolved.workload.Parameters):
         if owner := parameter.metadata.get("host_memory"):  # "trial" if the trial's processes share the memory

@@ -77,7 +77,7 @@ def find_unserved(waiting: Sequence[Environment], gangs: Sequence[Gang], trials_
 
 
 def choose_retiring(environment: Environment, gangs: Sequence[Gang]) -> Gang | None:
-    """Return the gang that should make room for this environment: the other gang with the fewest trials, if any."""
+    """Return the gang to make room for this environment: of the others, the one with the fewest trials, if any."""
     others = [gang for gang in gangs if gang.accepts_trials and gang.environment != environment]
     return min(others, key=lambda gang: len(gang.trials), default=None)
 

@@ -1,8 +1,8 @@
 """All uses of undocumented parts of Ray. No other module imports from `ray._private`.
 
 pyproject.toml pins Ray to the minor versions that were tested with this module. Each use has a test in
-`tests/sweeper/execution/test_ray_internals.py`. If a Ray version breaks a use, the test fails with a message that gives
-the remedy. A new use needs a new test.
+`tests/sweeper/execution/test_ray_internals.py`. If a new Ray version breaks one of these uses, its test fails with a
+message that gives the remedy. A new use needs a new test.
 """
 
 import os

@@ -101,7 +101,7 @@ def _is_installed(module: ModuleType) -> bool:
 
 
 def space_words(space: Mapping[str, Any], prefix: str = "space.") -> list[str]:
-    """Write a space as overrides. A list or tuple is a choice, a `range` is a range, and a string is parsed."""
+    """Write a space as Hydra overrides. A list or tuple is a choice, a `range` is a range, and a string is parsed."""
     words = []
     for name, entry in space.items():
         if name == "env" and isinstance(entry, Mapping):

@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Correction:
-    """The ratio of measured to planned step times at a place: the median over the measured layouts."""
+    """The ratio of measured to planned step times at a `Place`: the median over the measured layouts."""
 
     place: Place
     factor: float  # measured step time divided by planned step time
@@ -122,5 +122,5 @@ def find(corrections: Iterable[Correction], place: Place) -> Correction | None:
 
 
 def keep(folder: Path, kept: Correction) -> None:
-    """Store a correction, replacing any earlier correction for the same place."""
+    """Store a correction, replacing any earlier correction for the same `Place`."""
     replace_rows(folder, FILE, lambda: [*(row for row in read(folder) if row.place != kept.place), kept])

@@ -46,7 +46,7 @@ def planned_target(hardware: Hardware, gpus: int) -> Target:
 def select_usable_target(resolved: ResolvedConfig, nodes: Sequence[Node], ranks: int) -> Target:
     """Return the target for trials of this many ranks, on nodes with usable GPUs.
 
-    If the hardware is named, unusable GPUs are accepted for a plan, and for a command, which may have its own torch.
+    If the hardware is named, unusable GPUs are accepted for a plan and for a command, which may use its own torch.
 
     Raises UserInputError in the same cases as `select_target`, and if no node has usable GPUs.
     """

@@ -190,8 +190,8 @@ def _apply_finals(best: pd.Series, metric: str) -> None:
 def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the trials for each kind of work, with a label made of the values that distinguish the kind.
 
-    An incomplete trial may record only part of the work. The trial is included in every kind to which it may belong.
-    """
+    An incomplete trial may record only part of the work. Such a trial is included in every kind of work that it may
+    belong to."""
     rows_by_work: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for position, row in enumerate(trials.to_dict("records")):
         rows_by_work.setdefault(tuple(read_work(row).items()), []).append(position)

@@ -77,7 +77,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation of the logarithms of runs' values."""
+    """The spread between runs: a standard deviation of the logarithms of their values."""
 
     value: float
     errors: Sequence[float]  # the mean variance that the runs' intervals indicate, for earlier and for new runs

@@ -67,7 +67,7 @@ class Study:
             identity: the settings that must not change between the runs of a sweep.
             initial_points: points to try first. The sampler chooses any values that a point lacks.
             retry: the statuses of earlier runs' trials that this run will try again.
-            run_state: the state that may change between runs. A retry records the changes.
+            run_state: the state that may change between runs. A retry records what has changed in it.
 
         Raises:
             UserInputError: the journal belongs to a sweep with another identity.

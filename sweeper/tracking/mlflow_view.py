@@ -173,7 +173,7 @@ def _charts(charts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _build_charts(view: SweepView) -> Iterator[dict[str, Any]]:
-    """Yield a sweep's charts. The parent run does not appear in them because it lacks the metrics and parameters."""
+    """Yield a sweep's charts. They omit the parent run, which lacks the metrics and parameters."""
     pairs = [(view.objective, view.memory)] if view.memory else []
     if view.other_objectives:
         pairs = list(combinations((view.objective, *view.other_objectives), 2))

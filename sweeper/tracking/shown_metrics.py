@@ -35,8 +35,8 @@ def varying_metrics(trials: Sequence[Mapping[str, float]]) -> list[str]:
 def shown_metrics(metrics: Mapping[str, float], names: Sequence[str], prefix: str = "") -> dict[str, float]:
     """Return the metrics in `names` that a trial has, in the tables' units, keyed by their names on MLflow's pages.
 
-    Each metric is rounded to the precision that its interval supports. A share of a rate uses the rate's relative
-    interval."""
+    Each metric is rounded to the precision that its interval supports. A metric that is a share of a rate uses that
+    rate's relative interval."""
     leading = next((name for name in ("tflops", *names) if f"{name}_ci_low" in metrics and metrics[name]), "")
     shown = {}
     for name in dict.fromkeys(filter(metrics.__contains__, names)):
