@@ -2,9 +2,9 @@
 
     python -m sweeper calibrate hardware=h200 dir=results
 
-Runs sweeps of GEMMs, memory copies, attention and, with several GPUs, collectives, in two to five minutes. GEMMs and
-attention run back to back and are measured only after clocks and power have settled, because short runs reach rates 10
-to 20% above the rates in training.
+Runs sweeps of GEMMs, memory copies, attention and, with several GPUs, collectives, which takes two to five minutes.
+GEMMs and attention run back to back and are measured only after clocks and power have settled, because short runs reach
+rates 10 to 20% above the rates in training.
 
 Writes DIR/calibration/HARDWARE.yaml and, with several GPUs, HARDWARE_topology.yaml. From then on, python -m sweeper
 plan in DIR and plans of sweeps with dir=DIR use these rates for this hardware and print the path of the file;

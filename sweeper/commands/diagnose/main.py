@@ -5,8 +5,8 @@
 
 Reads the same logs as `sweeper ingest`. Reports gradual slowdowns, jumps in step time, temporary slow phases, and
 periodic or irregular pauses. Also reports ranks and hosts that are slower than the rest and, with model=, hardware= and
-gpus=, steps that are slower than the plan of the log's layout by more than the plan's error band. The exit code is 1 if
-there is a finding, 0 if nothing is unusual, and 3 if there are too few steps for a verdict.
+gpus=, steps that are slower than the plan of the log's layout by more than the plan's error band. The exit code is 0 if
+nothing is unusual, 1 if there is a finding, and 3 if there are too few steps for a verdict.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python -m sweeper history tuesday tuesday-2 junit=track.xml
     python -m sweeper history plot out=history.svg
 
-The file is performance.json by default, or file=FILE. It is a small JSON file to commit to a repository. SWEEP is the
-name of a sweep in the MLflow store, by default the last sweep. Several sweeps of the same work count as repeated runs.
+The file is performance.json by default, or file=FILE. Commit this small JSON file to your repository. SWEEP is the name
+of a sweep in the MLflow store, by default the last sweep. Several sweeps of the same work count as repeated runs.
 
 `compare` compares these runs with the file's runs of the same work and hardware. Exit codes: 0 for faster or not
 slower, 1 for slower, 2 for nothing to compare or invalid input, 3 for inconclusive (prints the number of runs needed).

@@ -9,7 +9,7 @@ GPT-NeoX, OLMo-core, llm-foundry and DeepSpeed. PATH is a file or a folder. The 
 folder and prints the reason for each file that cannot be imported.
 
 Each file becomes an MLflow run in a separate experiment, with the file attached and a child run for each result.
-Metrics are derived again from tokens and step times. The tool's own values are stored as claimed_…, and inconsistencies
+Metrics are recomputed from tokens and step times. The tool's own values are stored as claimed_…, and inconsistencies
 within a file are reported. Importing the same file again changes nothing.
 """
 
