@@ -70,7 +70,7 @@ docs: $(STAMP)    ## the reference from the code, and the documentation as a sit
 # share a fixture form a group, which one worker runs; otherwise the order is that of tests/conftest.py. Without compiled
 # files each of some hundred processes would compile all of sweeper/, which takes 0.6 s.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: $(STAMP)    ## tests that need no GPU, about ten minutes on two cores
+test: $(STAMP)    ## tests that need no GPU, about seven minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m 'not gpu and not soak' $(ARGS)
 
 pictures: $(STAMP) ## draw the pictures of README and docs again: a sweep on this CPU, and stored results of GPUs
