@@ -67,7 +67,7 @@ class ComposedSweep:
 
 
 def compose_sweeps(arguments: Arguments) -> list[ComposedSweep]:
-    """Return the sweeps of a command, or none for a flag such as --cfg. Raises UserInputError for invalid input."""
+    """Return a command's sweeps, or none if it has a flag such as --cfg. Raises UserInputError for invalid input."""
     if sys.flags.optimize:
         raise UserInputError("PYTHONOPTIMIZE (or python -O): Hydra does not parse values without assertions; unset it")
     sweeps: list[ComposedSweep] = []

@@ -78,7 +78,7 @@ def signals_to_handle() -> list[signal.Signals]:
 
 
 class StopRequests:
-    """A counter of requests to stop. `command` resumes the sweep and is printed if the process exits at once."""
+    """A counter of requests to stop. `command`, which resumes the sweep, is printed if the process exits at once."""
 
     def __init__(self, command: str) -> None:
         self._command = command

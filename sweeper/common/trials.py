@@ -39,7 +39,7 @@ RETRIED = {
 
 
 def narrowest_retry(statuses: Collection[TrialStatus]) -> str:
-    """Return the value of `retry` that reruns trials with all these statuses and as few other trials as possible."""
+    """Return the value of `retry` that reruns the trials with any of these statuses and as few others as possible."""
     return next(name for name, retried in RETRIED.items() if set(statuses) <= set(retried))
 
 

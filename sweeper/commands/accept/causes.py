@@ -65,7 +65,7 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
 
 
 def is_explained(judgement: Judgement) -> bool:
-    """Return whether to look for a cause: the test failed, or it ran and was inconclusive."""
+    """Return whether to look for a cause, because the test failed, or because it ran and was inconclusive."""
     was_run = not judgement.reading.problem.startswith(TrialStatus.CANCELLED)
     return judgement.verdict is Verdict.FAIL or (judgement.verdict is Verdict.INCONCLUSIVE and was_run)
 

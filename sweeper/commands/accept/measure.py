@@ -55,7 +55,7 @@ class Job:
         return name_place(self.names)
 
     def without(self, lost: Collection[str]) -> Job:
-        """Return the job without the lost nodes. A whole-cluster job shrinks; any other job is marked as lost."""
+        """Return the job without the lost nodes: a smaller whole-cluster job, or any other job marked as lost."""
         if not {*self.names} & {*lost}:
             return self
         left = [n for n, name in enumerate(self.names) if name not in lost]

@@ -127,7 +127,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> dict[str, Any]:
-    """Return the content of an accept.json. Raises UserInputError, naming `key`, if it was changed or is invalid."""
+    """Return an accept.json's content. Raises UserInputError, naming `key`, if the file was changed or is invalid."""
     named = f"{key}={path}" if key else str(path)
     try:
         record = json.loads((path / "accept.json" if path.is_dir() else path).read_text())

@@ -74,9 +74,9 @@ def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
 
 
 def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
-    """Return the rates of one kernel, or None unless both passes were measured at two lengths. The planner models the
-    rate at L tokens as share · L / (L + half), so the inverse rate is linear in 1 / L. Both passes use the mean of
-    their `half` values. The share of each pass is computed from its longest sequence."""
+    """Return the rates of one kernel, or None unless both passes were measured at two or more lengths. The planner
+    models the rate at L tokens as share · L / (L + half), so the inverse rate is linear in 1 / L. Both passes use the
+    mean of their `half` values. The share of each pass is computed from its longest sequence."""
     halves, longest = [], {}
     for mode, own in _group(rows, "param.mode").items():
         points = sorted((float(row["param.sequence_length"]), float(row["tflops_sustained"])) for row in own)

@@ -92,7 +92,7 @@ def check_counters(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def has_new_use(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Return whether any GPU of the node has more foreign processes or more used memory than before."""
+    """Return whether any GPU of the node has more foreign processes, or more memory in use, than before."""
     least = {"used_gib": FOREIGN_USE_GIB, "processes": 0}
     pairs = _pair_gpus(before, after)
     return any(new.get(name, 0) > old.get(name, 0) + more for old, new in pairs for name, more in least.items())

@@ -60,7 +60,7 @@ class ImportedResult:
 
 
 def drop_warmup(times_s: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the step times without the warm-up as defined by `WARMUP_RULE`. At least one step is kept."""
+    """Drop the warm-up, as defined by `WARMUP_RULE`, and return the other step times. At least one step is kept."""
     if len(times_s) < 2:
         return times_s
     limit_s = 1.2 * statistics.median(times_s[len(times_s) // 2 :])

@@ -252,7 +252,7 @@ def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:
 
 
 def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
-    """Yield the charts of the imported results that have tokens/s and no contradictions."""
+    """Yield charts of the imported results that report tokens/s and contain no contradictions."""
     if not len(runs):
         return
     results = [result for result in list_results(runs) if not result.contradictions]
