@@ -1,4 +1,4 @@
-"""The configuration schema, as dataclasses. `conf/config.yaml` has the defaults and documents each key."""
+"""The configuration schema, as dataclasses. `conf/config.yaml` contains the defaults and documents each key."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,7 +37,7 @@ class Hardware:
     Attributes:
         name: the name that hardware=NAME selects; auto selects the cluster's devices.
         kind: whether the device is a CPU or a GPU.
-        architecture: the instruction set, such as sm90 or gfx942, which decides the supported number formats.
+        architecture: the instruction set, such as sm90 or gfx942, which determines the supported number formats.
         accelerators: Ray's labels for the device.
         device_ids: PCI device ids in hex, such as 74a1; a virtual function has its own id.
         device_names: regular expressions that match the driver's names for the device.

@@ -3,7 +3,7 @@
 A gang has one worker for each rank of a trial, and its workers are placed together. A gang holds a running and a
 queued trial, so its devices do not wait for the driver. A gang is reused while its trials succeed. After a failure, its
 workers are killed and a new gang replaces it. If trials differ in their environment variables, a new gang is started
-for the first waiting trial, and a gang with no waiting trials for its own environment makes room.
+for the first waiting trial, and a gang whose own environment has no waiting trials makes room.
 """
 
 import heapq
@@ -36,8 +36,8 @@ SELF_TERMINATION_S = 15.0  # time after the timeout for a program and its child 
 class GangsByLoad:
     """Heaps of the gangs that can take a trial, one heap for each environment.
 
-    An entry holds the gang's load at the time of the push and is skipped if the load has changed since. Without heaps,
-    a search through thousands of gangs would take longer than the rest of the driver's work for a trial.
+    An entry records the gang's load at the time of the push and is skipped if the load has changed since. Without
+    heaps, a search through thousands of gangs would take longer than the rest of the driver's work for a trial.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 Rates count the operations that the model or GEMM requires, summed over all ranks. `…_per_gpu` divides by the number of
 ranks. A gang's step takes as long as the slowest rank's step. MFU is model FLOP/s divided by the dense peak for the
-matrix units' dtype (Chowdhery et al. 2022, appendix B). MFU requires a known peak.
+matrix units' dtype (Chowdhery et al. 2022, appendix B). MFU is derived only if the peak is known.
 """
 
 import math

@@ -148,8 +148,8 @@ def ratio_interval(above: Interval, below: Interval) -> Interval:
 def estimate_correlation(times: np.ndarray, statistic: str) -> Correlation:
     """Estimate how strongly the correlation of successive steps affects their median or mean.
 
-    Steps count as independent unless the lag-1 autocorrelation of their ranks is significant. With fewer than 20 steps,
-    even a strong correlation is often not significant.
+    Steps are treated as independent unless the lag-1 autocorrelation of their ranks is significant. With fewer than 20
+    steps, even a strong correlation is often not significant.
     """
     count = len(times)
     if count < MIN_STEPS or times.min() == times.max():

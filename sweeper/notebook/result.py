@@ -137,8 +137,8 @@ class SweepResult:
 
         There is a row for each remeasured point and for each other point on the front, indexed by trial number. Columns
         are `on_front`, `share`, `verdict`, `same_as` (a tuple of trial numbers), each objective with `…_ci_low` and
-        `…_ci_high` (NaN without an interval), and every parameter as `param.…`. A point that was measured only once has
-        no share. `front.attrs["units"]` has the units.
+        `…_ci_high` (NaN without an interval), and every parameter as `param.…`. `share` is NaN for a point that was
+        measured only once. `front.attrs["units"]` has the units.
         """
         import pandas as pd
 

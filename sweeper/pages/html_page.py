@@ -20,7 +20,7 @@ LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": 
 
 @dataclass(frozen=True)
 class Table:
-    """A table on the page. An `unranked` table has values from elsewhere and a different style."""
+    """A table on the page. An `unranked` table contains values from elsewhere and is styled differently."""
 
     title: str
     heading: list[str]

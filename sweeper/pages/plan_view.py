@@ -213,7 +213,7 @@ def _show_projection(projection: Projection, config: Config, error_share: float,
 
 
 def describe_duration(plan: SweepPlan) -> str:
-    """Describe the duration that the cost model predicts, unless the sweep is short or has no estimate."""
+    """Describe the duration that the cost model predicts, unless the sweep is short or there is no estimate."""
     steps_s = estimate_steps_s(plan)
     if steps_s is None or steps_s < LONG_S:
         return ""

@@ -102,8 +102,8 @@ class SweepPlan:
     def try_out(self) -> str:
         """Run the first point's program on this machine until its first steps, and return what was read from them.
 
-        Raises UserInputError if the trial needs several devices or an absent device, or if its values are invalid.
-        Raises ProgramFailed, with what was read so far, if the program ends before its first steps.
+        Raises UserInputError if the trial needs several devices or a device that is absent, or if its values are
+        invalid. Raises ProgramFailed, with what was read so far, if the program ends before its first steps.
         """
         if self.resources.gpus > 1 or self.target.is_planned:
             raise UserInputError("plan=run: only a trial on one device of this machine is run; use plan=true")

@@ -36,7 +36,7 @@ class WorkIdentifier:
         return {name: value for name, value in self._recorded(point).items() if name not in point}
 
     def identify(self, point: Parameters, measurements: Iterable[Measurement] = ()) -> dict[str, str]:
-        """Return the identity of a trial's work without environment variables (see `Workload.work` and `.ways`)."""
+        """Return the identity of a trial's work, excluding environment variables (see `Workload.work` and `.ways`)."""
         identity = {"workload": self.workload.name, "benchmark_version": self.workload.benchmark_version}
         for name, value in self._recorded(point).items():
             if name in self.workload.ways or value is None or is_variable(name):

@@ -65,7 +65,7 @@ class ClientReader:
 class SqliteReader:
     """Reads the same data from a SQLite file. Runs have only the attributes of MLflow runs that this module uses.
 
-    Every method raises `sqlite3.Error` if the file is not from MLflow or has a different version's tables.
+    Every method raises `sqlite3.Error` if MLflow did not create the file or its tables are of another version.
     """
 
     path: Path

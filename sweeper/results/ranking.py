@@ -155,7 +155,7 @@ def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
     """Return the speeds by which trials are ranked.
 
     The best of many single trials owes its place partly to luck. If a sweep has finals, only the winner counts, with
-    its values from the finals. A single trial of another sweep then counts with the lower bound of its interval.
+    its values from the finals. A single trial of another sweep is then ranked by the lower bound of its interval.
     """
     speeds = ranked[f"metric.{metric}"].astype(float)
     is_winner = _won_finals(ranked, metric)

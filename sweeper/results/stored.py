@@ -130,7 +130,7 @@ class StoredSweep:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the sweep's files on disk, without the MLflow store, which sweeps share."""
+        """The size of the sweep's files on disk, excluding the MLflow store, which sweeps share."""
         return sum(path.lstat().st_size for path in self.folder.rglob("*") if path.is_file())
 
     @property

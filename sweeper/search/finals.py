@@ -172,7 +172,7 @@ def find_exceeded(
 ) -> dict[int, tuple[str, ...]]:
     """Return, by trial number, the limits (as text) that the median over a finalist's rounds exceeds.
 
-    A single measurement near a limit is within the limit about half of the time. No single round decides the median.
+    A single measurement near a limit is within the limit about half of the time. No single round determines the median.
     """
     records = list(records)
     exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}

@@ -1,4 +1,4 @@
-"""Remeasure the front of several objectives to find out how certain it is that each point belongs to the front.
+"""Remeasure the front of several objectives to find out how certain it is that each point is on the front.
 
 The points of the front are remeasured, interleaved, like the finalists for one objective (`finals.py`). For each pair,
 two hypotheses are tested: that one point dominates the other, and that it does not. At most 5% of fronts have a point
@@ -208,8 +208,8 @@ def p_values_of_dominance(losses: np.ndarray, resolutions: np.ndarray) -> tuple[
     """Return, for each pair, the p-values of two hypotheses: the first point dominates the second, and it does not.
 
     The first hypothesis is refuted if the second point is better in some objective. The second is refuted if the first
-    point is better in some objective and worse in none. A point paired with itself gets the p-values 0 and 1. `losses`
-    is indexed by point, objective and round. `resolutions` has the largest differences that are ignored."""
+    point is better in some objective and worse in none. A point paired with itself has the p-values 0 and 1. `losses`
+    is indexed by point, objective and round. `resolutions` contains the largest differences that are ignored."""
     from scipy.special import stdtr
 
     points, _, rounds = losses.shape

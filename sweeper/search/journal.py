@@ -99,7 +99,7 @@ class JournalFile(BaseJournalBackend):
     def __init__(self, path: Path) -> None:
         """Open or create the file, and repair an incomplete last line left by a kill or a full disk.
 
-        The last line is removed unless it lacks only a line break.
+        The last line is removed unless only its line break is missing.
 
         Raises UserInputError if an earlier line is damaged.
         """

@@ -96,7 +96,7 @@ class TrackingClient:
             self._start()
 
     def has_results(self, digest: str) -> bool:
-        """Return whether the store responds and has all records and these results."""
+        """Return whether the store responds and contains all records and these results."""
         deadline_s = time.monotonic() + START_PATIENCE_S
         while not (self.is_open or self.last_error) and time.monotonic() < deadline_s:
             time.sleep(0.05)

@@ -90,7 +90,7 @@ def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, Any]:
-    """Return the commit of the checkout with this code, if there is one, and whether the checkout has changes."""
+    """Return the commit of the checkout with this code, if any, and whether the checkout has uncommitted changes."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
