@@ -4,8 +4,8 @@
     python -m sweeper plan model=path/to/config.json hardware=mi300x gpus=64 tp=8 pp=4
 
 Searches all layouts for the given number of GPUs, finds the fastest layout that fits, and breaks down its time and
-memory. Layout fields that you give (tp=8, pp=4, micro_batch=2, checkpointing=full …) are not searched. If another
-layout is faster, the plan explains why. The command needs neither a GPU nor a cluster. All values are estimates.
+memory. Layout fields that you set (tp=8, pp=4, micro_batch=2, checkpointing=full …) are not searched. If another layout
+is faster, the plan explains why. The command needs neither a GPU nor a cluster. All values are estimates.
 """
 
 from dataclasses import dataclass, replace

@@ -18,7 +18,7 @@ by best results. The verdict on B is faster, not slower, slower or inconclusive.
 slower (a loss of 1.5 times the threshold is ruled out), 1 for slower by more than the threshold and run-to-run
 variance, 2 for nothing to compare, 3 for inconclusive (prints the number of runs needed). A single run does not show
 run-to-run variance. With the assumed between_runs=0.02, a loss of up to 9% is inconclusive, and comparing two equal
-sweeps usually exits with 3. `python -m sweeper history` measures the variance and compares several runs.
+sweeps usually exits with 3. `python -m sweeper history` measures the run-to-run variance and compares several runs.
 
 `leaderboard` shows the highest matmul rates measured here (workload=matmul stores them in
 DIR/sweeps/matmul_ceilings.json) next to published rates. Rates that use different statistics are not comparable.
