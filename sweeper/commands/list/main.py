@@ -9,7 +9,7 @@ finished), the best trial or the size of the Pareto front, the size on disk, and
 
 `follow` shows the progress of another process's sweep until it ends. Ctrl-C detaches; the sweep continues.
 
-`delete` asks, then removes an idle sweep from disk and MLflow. MLflow keeps deleted runs until you run `mlflow gc`.
+`delete` removes an idle sweep from disk and MLflow if you confirm. MLflow keeps deleted runs until you run `mlflow gc`.
 """
 
 import fcntl
