@@ -22,6 +22,7 @@ NEUTRAL = (
     (operations, "ROUTING_S", 0),  # routing does not wait for the host
     (operations, "LAUNCHES_S", 0),  # experts do not wait for launches
     (placed_job, "HOST_GB_S", 600),  # the full data sheet rate of two sockets with DDR5
+    (step, "STALL_S_PER_GIB", 0),  # too little memory costs no time
     (step, "STEP_OVERHEAD_S", 0),  # launches are hidden
     (step, "IDLE_POWER_SHARE", 0),  # a waiting GPU draws as much power as a computing GPU
 )

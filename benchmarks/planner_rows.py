@@ -40,15 +40,21 @@ CHECKPOINTINGS: dict[str, Checkpointing] = {
     "partial": "full",
 }
 MODEL_NAMES = {"deepseek_v3_671b": "deepseek_v3", "nemotron_3.5_lightning": "nemotron_3_5_lightning_30b_a3b"}
-# Keys that mean another recipe in these trainers: Transformer Engine's MXFP8, and one scale per tensor in LLMQ.
-PRECISION_NAMES = {("megatron", "mxfp8"): "fp8_te_mxfp8", ("pytorch", "fp8"): "fp8_te_current"}
+# Keys that mean another recipe in these trainers: Transformer Engine's MXFP8, one scale per tensor in LLMQ, and
+# torchao's NVFP4.
+PRECISION_NAMES = {
+    ("megatron", "mxfp8"): "fp8_te_mxfp8",
+    ("pytorch", "fp8"): "fp8_te_current",
+    ("pytorch", "nvfp4"): "nvfp4_torchao",
+}
 # The meaning of the recomputation text where the key is empty (the first match counts), and the default assumption.
 RECOMPUTED = {
     **{"selective []": "none", "some blocks": "half", "mla_up_proj": "norm_act"},
     **{"ffn": "selective", "swiglu": "norm_act", "norm": "norm_act"},
 }
 ASSUMED_RECOMPUTED = {"torchtitan": "per_op"}  # by trainer, otherwise none; this is torchtitan's default
-SELECTIVE: dict[str, Checkpointing] = {"own": "selective", "torchtitan": "per_op"}  # each trainer's meaning of it
+# Each trainer's meaning of it; otherwise Megatron's.
+SELECTIVE: dict[str, Checkpointing] = {"own": "selective", "llmq": "selective", "torchtitan": "per_op"}
 RECIPES = Path(__file__).with_name("planner_recipes.csv")
 COLUMNS = (
     *("source", "model", "gpus", "seq_len", "tp", "pp", "vpp", "cp", "ep", "dp", "sharding", "micro_batch"),
@@ -174,6 +180,8 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         trainer=trainer,
         precision=precision,
         state=state,
+        bf16_blocks=int(last[1]) if (last := re.search(r"last (\d+) of \d+ blocks", row["precision"])) else 0,
+        waits_for_launches="cuda_launch_blocking" in note,
         compiled=_is_compiled(note) or trainer == "fms-fsdp",
         compiled_loss="2024-" not in row["source"],
         manual_backward=_has_manual_backward(trainer, precision, row),
@@ -270,7 +278,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
     if key not in SHARDINGS:
         raise UnsupportedRow(f"unknown sharding '{row['sharding_key']}'. Available: {', '.join(SHARDINGS)}")
     chunks = _integer(row, "vpp", 1) if degrees["pp"] > 1 else 1
-    is_v = re.search(r"schedule (zbv|v-half|v-min)", row["note"])
+    named = re.search(r"schedule (zbv|v-half|v-min|zero-bubble)", row["note"])
     micro_batch = _integer(row, "micro_batch", 1)
     global_batch = _integer(row, "global_batch", micro_batch * dp)
     if global_batch % (micro_batch * dp):
@@ -283,7 +291,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         dp_replicate=dp // shard,
         dp_shard=shard,
         stages_per_rank=chunks,
-        schedule="zbv" if is_v else "interleaved" if chunks > 1 else "1f1b",
+        schedule=named[1].replace("-", "_") if named else "interleaved" if chunks > 1 else "1f1b",
         micro_batch=micro_batch,
         global_batch=global_batch,
         sharding=SHARDINGS[key],
@@ -295,6 +303,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         offload_optimizer=row["sharding_key"].endswith("cpu_optimizer"),
         checkpointing=checkpointing,
         checkpointed_layers=layers,
+        checkpointing_freq=2 if "every second block" in row["recompute"] else 1,
         **degrees,
     )
 

@@ -19,7 +19,7 @@ from benchmarks.planner import FAMILIES, ROWS, SCORED, left_out_of_all, read_run
 from benchmarks.planner_bands import DISTANCES, Residual, coverage, half_widths
 from benchmarks.planner_rows import PublishedRun
 from workloads.estimator.memory import peak_memory
-from workloads.estimator.search import bound_gib, usable_gib
+from workloads.estimator.search import bound_gib
 from workloads.layouts.trainers import efficiencies
 
 PAGE = Path(__file__).parents[1] / "docs/reference/planner-scoreboard.md"
@@ -122,7 +122,7 @@ def _sources(found: Sequence[Residual], fitted: set[str]) -> Iterator[str]:
 
 def _memory_rows(runs: Sequence[PublishedRun]) -> Iterator[str]:
     scores = [each for each in score_all(runs, efficiencies()) if each.family == "memory"]
-    large = [r for r in runs if bound_gib(peak_memory(r.job, r.cluster), r.job, r.cluster) > usable_gib(r.cluster)]
+    large = [r for r in runs if bound_gib(peak_memory(r.job, r.cluster), r.job, r.cluster) > r.cluster.usable_gib]
     trainers = ", ".join(f"{count} of {name}" for name, count in Counter(run.pair[0] for run in large).most_common())
     median = statistics.median(each.error_percent for each in scores)
     yield f"""Plans print a bound, with settings that know the rows: what is allocated in none of them exceeds it, and

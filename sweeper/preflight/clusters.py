@@ -19,9 +19,9 @@ from sweeper.preflight.calibration import CalibrationFile, calibrate_device
 from workloads.api import host
 from workloads.api.contract import Machine
 from workloads.api.errors import UserInputError, first_line
-from workloads.estimator.search import USABLE_MEMORY
 from workloads.hardware.cluster import (
     UNKNOWN_CLUSTER,
+    USABLE_MEMORY,
     Cluster,
     Device,
     Topology,

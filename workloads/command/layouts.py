@@ -11,10 +11,9 @@ from workloads.command.template import fill, fill_all
 from workloads.estimator.estimate import bands
 from workloads.estimator.memory import peak_memory
 from workloads.estimator.step import step_seconds
-from workloads.estimator.words import describe
 from workloads.formats.logs import DTYPES
 from workloads.hardware.precisions import PRECISIONS
-from workloads.layouts.layout import DEGREES, LAYOUT_FIELDS, Job, Layout, State
+from workloads.layouts.layout import DEGREES, LAYOUT_FIELDS, Job, Layout, State, describe
 from workloads.layouts.rules import COMMON_RULES, find_violation
 from workloads.layouts.trainers import OWN, find_trainer
 from workloads.models.model import MODELS

@@ -28,6 +28,7 @@ class StepTime:
     pipeline: float = 0.0
     optimizer: float = 0.0  # the optimizer's step, on the GPU or the host
     copies: float = 0.0  # copies of gathered weights and gradients, and copies between host and GPU
+    stalls: float = 0.0  # the allocator returns memory and takes it again, in a layout that needs more than is usable
 
     @property
     def total_s(self) -> float:

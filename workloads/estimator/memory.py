@@ -1,9 +1,8 @@
 """Estimate each pipeline rank's peak memory in GiB, as the framework reports it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from workloads.estimator.copies import STATE_BYTES
+from workloads.estimator.communication import STATE_BYTES
 from workloads.estimator.estimate import StageMemory
 from workloads.estimator.own_trainer import is_counted, own_saved_elements
 from workloads.estimator.pipeline import head_rank, in_flight, peak_ranks, rank_layers
@@ -21,7 +20,9 @@ LOSS_CHUNK_TOKENS = 2048  # the loss processes chunks of this many tokens and ne
 
 def peak_memory(job: Job, cluster: Cluster) -> StageMemory:
     """Return the memory of the pipeline rank that needs the most: the maximum of `stage_memories`."""
-    stages = stage_memories(PlacedJob(job, cluster), peak_ranks(job.model, job.layout))
+    stages = stage_memories(
+        PlacedJob(job, cluster), peak_ranks(rank_layers(job.model, job.layout), head_rank(job.layout))
+    )
     return max(stages, key=lambda stage: stage.total_gib)
 
 
@@ -52,19 +53,15 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
         activations = sum(saved[some.layer] * some.count for some in layers[rank]) * in_flight(rank, layout)
         working = max(recomputed, loss if rank == head_rank(layout) else 0.0)
         gathered = _gathered_bytes(placed, weights, layers[rank][-1].layer) + placed.trainer.buffers_gib * GIB
-        allocated = parameters + gathered + gradients + moments + activations + working
-        memory = StageMemory(
-            parameters=parameters / GIB,
-            gathered=gathered / GIB,
-            gradients=gradients / GIB,
-            optimizer_states=moments / GIB,
-            activations=activations / GIB,
-            working=working / GIB,
-            runtime=RUNTIME_GIB,
-            reserved=placed.trainer.reserved_share * allocated / GIB,
-        )
-        memories.append(memory)
+        states = {"parameters": parameters, "gradients": gradients, "optimizer_states": moments}
+        memories.append(_in_gib(placed, **states, gathered=gathered, activations=activations, working=working))
     return tuple(memories)
+
+
+def _in_gib(placed: PlacedJob, **uses: float) -> StageMemory:
+    """Return a rank's memory from the bytes of each use, with the runtime and what the allocator reserves."""
+    sizes = {name: used / GIB for name, used in uses.items()}
+    return StageMemory(**sizes, runtime=RUNTIME_GIB, reserved=placed.trainer.reserved_share * sum(sizes.values()))
 
 
 def _is_gathered(placed: PlacedJob) -> bool:
@@ -159,7 +156,8 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     gated = model.mlp_matrices == 3
     routed = 2 * copies * model.hidden_size / tp
     if checkpointing == "per_op":  # the block's input, attention, and every second GEMM's output
-        return residual + queries + outputs + keys / 2 + width + routed
+        products = queries + keys / 2 + width + routed
+        return residual + outputs + products * (1.0 if placed.saves_products else placed.plain_share)
     inside = (3 if gated else 2) * width  # the activation's inputs and its result
     if checkpointing in ("norm_act", "selective"):
         return model.norms * residual + queries + outputs + keys + (inside - width) + routed
@@ -218,25 +216,22 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     backward_bytes = placed.tokens * backward * element_bytes
     backward_bytes += held_layers * layer * element_bytes + reduced * state_bytes
 
-    parameters_gib = sharded * state_bytes / GIB
-    states = {"parameters": parameters_gib, "optimizer_states": OPTIMIZER_STATES * parameters_gib}
-    at_start = StageMemory(
+    states = {"parameters": sharded * state_bytes, "optimizer_states": OPTIMIZER_STATES * sharded * state_bytes}
+    at_start = _in_gib(
+        placed,
         **states,
-        gradients=(gradients if layout.microbatches > 1 else 0.0) * state_bytes / GIB,
-        gathered=gathered * element_bytes / GIB,
-        activations=in_flight(rank, layout) * placed.tokens * saved_by_all * element_bytes / GIB,
-        working=max(loss_bytes, backward_bytes) / GIB + OWN_WORKSPACES_GIB,
-        runtime=RUNTIME_GIB,
+        gradients=(gradients if layout.microbatches > 1 else 0.0) * state_bytes,
+        gathered=gathered * element_bytes,
+        activations=in_flight(rank, layout) * placed.tokens * saved_by_all * element_bytes,
+        working=max(loss_bytes, backward_bytes) + OWN_WORKSPACES_GIB * GIB,
     )
     again = embedding if gathers_each_pass and not model.tied else 0.0
-    at_end = StageMemory(
+    at_end = _in_gib(
+        placed,
         **states,
-        gradients=gradients * state_bytes / GIB,
-        gathered=(gathered + again) * element_bytes / GIB,
+        gradients=gradients * state_bytes,
+        gathered=(gathered + again) * element_bytes,
         activations=0.0,
-        working=(embedding * element_bytes + (embedding * state_bytes if uses_fsdp else 0.0)) / GIB
-        + OWN_WORKSPACES_GIB,
-        runtime=RUNTIME_GIB,
+        working=embedding * (element_bytes + state_bytes * uses_fsdp) + OWN_WORKSPACES_GIB * GIB,
     )
-    peak = max(at_start, at_end, key=lambda memory: memory.total_gib)
-    return replace(peak, reserved=placed.trainer.reserved_share * peak.allocated_gib)
+    return max(at_start, at_end, key=lambda memory: memory.total_gib)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -281,6 +281,11 @@ _BLOCK_SECONDS: dict[tuple[object, ...], BlockSeconds] = {}
 def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     """Estimate a block's time. Results are cached, because a search needs the same operations in many layouts."""
     job, layout, device = placed.job, placed.layout, placed.cluster.device
+    if placed.plain_share:  # the mean over blocks
+        jobs = [replace(job, precision=name, bf16_blocks=0) for name in (job.precision, placed.plain_dtype)]
+        low, plain = (vars(block_seconds(PlacedJob(some, placed.cluster), layer)) for some in jobs)
+        share = placed.plain_share
+        return BlockSeconds(**{name: low[name] * (1 - share) + plain[name] * share for name in low})
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
     choices = (layout.checkpointing, layout.sequence_parallel, layout.cp_method, layout.cuda_graph)
@@ -316,7 +321,7 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
             key = flops.get("qkv", 0) * model.kv_heads / (model.heads + 2 * model.kv_heads)
             up = flops.get("up", 0) / max(1, model.mlp_matrices - 1)
             total = sum(product.flops for product in products.values())
-            share = (key + flops.get("output", 0) + up) / total
+            share = (key + flops.get("output", 0) + up) / total if placed.saves_products else 1.0
             casts = sum(cast_s(placed, product, backward=False) for product in products.values())
             return Seconds(once.products * share, 0.0, once.other - casts * (1 - share))
         case "selective":

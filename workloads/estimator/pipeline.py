@@ -1,17 +1,17 @@
 """Model pipelines: each rank's layers, the order of its passes in each schedule, the timeline, and the bubble.
 
-Schedules are modeled as PyTorch executes them. Sources: arXiv 2104.04473 (1F1B, interleaved), 2401.10241 (zero bubble),
-2405.15362 (ZBV), DeepSeek's DualPipe (DualPipeV).
+Schedules are modeled as PyTorch executes them, and V-Half and V-Min as Primus does. Sources: arXiv 2104.04473 (1F1B,
+interleaved), 2401.10241 (zero bubble), 2405.15362 (ZBV, V-Half, V-Min), DeepSeek's DualPipe (DualPipeV).
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from workloads.layouts.layout import V_SCHEDULES, Layout, Schedule
+from workloads.layouts.layout import CONTROLLED_SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout, Schedule
 from workloads.models.model import Model
 
 
@@ -29,17 +29,13 @@ def rank_layers(model: Model, layout: Layout) -> tuple[tuple[RankLayers, ...], .
     return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES, sizes)
 
 
-def peak_ranks(model: Model, layout: Layout) -> Sequence[int]:
+@cache
+def peak_ranks(ranks: tuple[tuple[RankLayers, ...], ...], head: int) -> Sequence[int]:
     """Return the candidates for the rank that needs the most memory.
 
     The candidates are the ranks with the embedding or the head, and the first of the other ranks for each set of
     layers. No rank holds activations of more micro-batches than an earlier rank (see `in_flight`).
     """
-    return _peak_ranks(rank_layers(model, layout), head_rank(layout))
-
-
-@cache
-def _peak_ranks(ranks: tuple[tuple[RankLayers, ...], ...], head: int) -> Sequence[int]:
     firsts = {layers: rank for rank, layers in reversed(list(enumerate(ranks))) if rank not in (0, head)}
     return sorted({0, head, *firsts.values()})
 
@@ -75,7 +71,28 @@ def head_rank(layout: Layout) -> int:
     return 0 if layout.schedule in V_SCHEDULES and layout.stages_per_rank > 1 else layout.pp - 1
 
 
-def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -> float:
+Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """A micro-batch's pass times in seconds through all stages of a rank. The names are those of `Kind`."""
+
+    forward: float
+    backward: float
+    backward_weight: float
+
+    @property
+    def backward_input(self) -> float:
+        return self.backward - self.backward_weight
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+def bubble_s(ranks: Sequence[PassTimes], layout: Layout) -> float:
     """Estimate how many seconds the slowest rank waits while the pipeline fills and drains.
 
     The bubble is one stage's forward and backward pass per other rank (arXiv 2104.04473, section 2.2). With split
@@ -84,12 +101,19 @@ def bubble_s(rank_s: list[float], layout: Layout, repeated_share: float = 0.0) -
     the optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start their optimizers one by one
     and do not clip by the global norm. DualPipe's authors report this bubble if backward passes hide forward passes.
 
-    `rank_s` has each rank's time in seconds for one micro-batch. `repeated_share` of the forward pass is recomputed.
+    V-Half and V-Min also wait in each micro-batch unless their passes are equally long. Their timeline shows it; after
+    three rounds of `pp` micro-batches it repeats.
     """
-    others_s = (sum(rank_s) - max(rank_s)) / layout.stages_per_rank
-    if layout.schedule in ("1f1b", "interleaved"):
-        return others_s
-    return others_s * (1 + repeated_share) / (3 + repeated_share)
+    slowest = max(ranks, key=lambda rank: rank.total)
+    if layout.schedule in CONTROLLED_SCHEDULES:
+        few = min(layout.microbatches, 4 * layout.pp + layout.microbatches % layout.pp)
+        end_s = build_timeline(layout, ranks, few)[-1].stop_s
+        if rounds := (layout.microbatches - few) // layout.pp:
+            end_s += rounds * (end_s - build_timeline(layout, ranks, few - layout.pp)[-1].stop_s)
+        return end_s - layout.microbatches * slowest.total
+    hidden = 2 if layout.schedule in SPLIT_SCHEDULES else 0
+    *others_s, slowest_s = (rank.total - hidden * rank.backward_weight for rank in (*ranks, slowest))
+    return (sum(others_s) - slowest_s) / layout.stages_per_rank
 
 
 def in_flight(rank: int, layout: Layout) -> float:
@@ -99,6 +123,8 @@ def in_flight(rank: int, layout: Layout) -> float:
     interleaved zero bubble warms up with one chunk, not two, per later rank; no rank holds more than `pp` units.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
+    if layout.schedule in CONTROLLED_SCHEDULES:
+        return min(layout.microbatches, 1 + (pp // 2 if layout.schedule == "v_half" else (pp + 1) // 3))
     if layout.schedule in V_SCHEDULES:
         return min(layout.microbatches, pp + (0.5 if layout.schedule == "dualpipev" else 0.0))
     if layout.schedule == "zero_bubble":
@@ -107,10 +133,6 @@ def in_flight(rank: int, layout: Layout) -> float:
         return min(layout.microbatches, pp - rank)
     warm_up = 2 * (pp - rank - 1) + (chunks - 1) * pp + 1
     return min(warm_up, layout.microbatches * chunks) / chunks
-
-
-Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
-KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
 
 
 @dataclass(frozen=True)
@@ -188,6 +210,26 @@ def _list_dualpipev(rank: int, pp: int, _: int, microbatches: int) -> list[str]:
     ]
 
 
+def _list_controlled(rank: int, pp: int, _: int, microbatches: int, *, hops: int) -> Iterator[str]:
+    """Yield the passes of V-Half or V-Min (arXiv 2405.15362, in time slots of one pass).
+
+    A first forward pass starts `hops` slots after that of the rank before, and the passes of a micro-batch start six
+    slots after those of the one before. Weight gradients fill free slots, the
+    oldest first; after the last forward pass every second slot, so that backward passes do not wait for them.
+    """
+    turn, gap = (hops + 1) * pp, 3 * (pp % 2 == 0) if hops == 2 else 2 * (pp % 3 == 0)
+    starts = (hops * rank, turn - rank - hops, turn + gap + hops * rank - hops + 1, 2 * turn + gap - rank - hops)
+    pairs = list(zip(("F0", "F1", "I1", "I0"), starts, strict=True))
+    slots = {start + 6 * number: name for name, start in pairs for number in range(microbatches)}
+    last_forward, waiting = starts[1] + 6 * (microbatches - 1), 0
+    for slot in range(max(slots) + 1):
+        is_used = waiting and (slot < last_forward or slot % 2 == 0)
+        if name := slots.get(slot, "W" if is_used else ""):
+            yield name
+            waiting += {"I": 1, "W": -1}.get(name[0], 0)
+    yield from ["W"] * waiting
+
+
 # A pass is named by its kind and the stage on the rank, such as `F0` or `I1`. W without a number is the oldest waiting
 # backward pass for weights.
 Steps = Callable[[int, int, int, int], Iterable[str]]
@@ -197,6 +239,8 @@ STEPS: dict[Schedule, Steps] = {
     "zero_bubble": lambda *sizes: _list_looped(*sizes, hops=1, is_split=True),
     "zbv": _list_zbv,
     "dualpipev": _list_dualpipev,
+    "v_half": lambda *sizes: _list_controlled(*sizes, hops=2),
+    "v_min": lambda *sizes: _list_controlled(*sizes, hops=1),
 }
 
 
@@ -211,24 +255,6 @@ class Operation:
     stop_s: float
 
 
-@dataclass(frozen=True)
-class PassTimes:
-    """A micro-batch's pass times in seconds through all stages of a rank. `backward_s` includes `weights_s`."""
-
-    forward_s: float
-    backward_s: float
-    weights_s: float
-
-    @property
-    def by_kind(self) -> Mapping[Kind, float]:
-        return {
-            "forward": self.forward_s,
-            "backward": self.backward_s,
-            "backward_input": self.backward_s - self.weights_s,
-            "backward_weight": self.weights_s,
-        }
-
-
 def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int) -> list[Operation]:
     """Return the passes of a step with `microbatches` micro-batches, in the order in which they end.
 
@@ -237,7 +263,6 @@ def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int
     """
     pp, chunks = layout.pp, layout.stages_per_rank
     waiting = [list_actions(layout.schedule, rank, pp, chunks, microbatches)[::-1] for rank in range(pp)]
-    seconds = [{kind: value / chunks for kind, value in times.by_kind.items()} for times in ranks]
     free_s, ends_s = [0.0] * pp, dict[End | None, float]({None: 0.0})
     done: list[Operation] = []
     while any(waiting):
@@ -249,7 +274,7 @@ def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int
                 if needed not in ends_s:
                     break
                 start_s = max(free_s[rank], ends_s[needed])
-                free_s[rank] = start_s + seconds[rank][action.kind]
+                free_s[rank] = start_s + getattr(ranks[rank], action.kind) / chunks
                 direction = "backward" if action.kind == "backward_input" else action.kind
                 ends_s[stage, action.microbatch, direction] = free_s[rank]
                 done.append(Operation(rank, waiting[rank].pop(), start_s, free_s[rank]))

@@ -46,6 +46,10 @@ class PlacedJob:
         # Casts per weight and micro-batch. Transformer Engine keeps the step's first cast (`is_first_microbatch`).
         keeps_casts = self.trainer.core == "megatron" and not self.is_sharded and self.precision.weight_bytes > 0
         self.weight_casts = 1 / layout.microbatches if keeps_casts else 1.0
+        self.plain_share = job.bf16_blocks / job.model.layers  # of blocks
+        # torchtitan saves aten.mm and what PyTorch's partitioner calls compute-intensive (activation_checkpoint.py at
+        # b5bcd76c), and not the _scaled_mm_v2 that torchao's NVFP4 calls.
+        self.saves_products = job.precision != "nvfp4_torchao"
         self.tensor_group = Group(layout.tp, 1)
         self.context_group = Group(layout.cp, layout.tp)
         # Ranks that divide the weights or optimizer states outside experts (`shard_group`) and inside experts.

@@ -14,12 +14,6 @@ from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout
 
-USABLE_MEMORY = 0.97  # the share of driver-reported memory that one process can use
-
-
-def usable_gib(cluster: Cluster) -> float:
-    return USABLE_MEMORY * cluster.device.memory_gib
-
 
 def bound_gib(memory: StageMemory, job: Job, cluster: Cluster) -> float:
     """Return a layout's memory in GiB, plus its error band. A layout fits if this much memory is usable."""
@@ -32,12 +26,12 @@ def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
     In six of these layouts on two H100s, releasing segments took 18, 10, 9, 3, 2 and 1% of step time
     (benchmarks/results/parallel_h100.md). One of the six is the fastest layout measured, so the search penalizes none.
     """
-    return memory.total_gib > usable_gib(cluster)
+    return memory.total_gib > cluster.usable_gib
 
 
 def within_usable(memory: StageMemory, cluster: Cluster) -> StageMemory:
     """Limit the reserved memory to the available memory. The allocator releases the rest (see `fills_memory`)."""
-    return replace(memory, reserved=min(memory.reserved, max(0.0, usable_gib(cluster) - memory.needed_gib)))
+    return replace(memory, reserved=min(memory.reserved, max(0.0, cluster.usable_gib - memory.needed_gib)))
 
 
 @dataclass(frozen=True)
@@ -67,9 +61,9 @@ def find_layouts(
 ) -> SearchResult:
     """Return the `keep` fastest layouts that fit. See `list_families` for `options` and `fixed`."""
     for share in (1 + find_band(job, cluster, "memory").error_share, 1.0):
-        search = _Search(job, cluster, keep, usable_gib(cluster) / share)
+        search = _Search(job, cluster, keep, cluster.usable_gib / share)
         search.run(list_families(job, cluster, options, fixed))
-        if search.best or search.smallest is None or search.smallest_gib > usable_gib(cluster):
+        if search.best or search.smallest is None or search.smallest_gib > cluster.usable_gib:
             break
     best = tuple(search.candidate(layout) for _, _, layout in sorted(search.best, reverse=True))
     smallest = None if search.smallest is None else search.candidate(search.smallest)

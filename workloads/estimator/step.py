@@ -1,15 +1,14 @@
 """Estimate a job's step time and memory."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from workloads.estimator import communication, operations
-from workloads.estimator.communication import exposed
-from workloads.estimator.copies import ELEMENT, copied_bytes, host_copies_s
+from workloads.estimator import communication, operations, placed_job
+from workloads.estimator.communication import ELEMENT, copied_bytes, exposed, host_copies_s
 from workloads.estimator.estimate import JobEstimate, StepTime
 from workloads.estimator.memory import stage_memories
 from workloads.estimator.operations import Seconds
-from workloads.estimator.own_trainer import keeps_weights
+from workloads.estimator.own_trainer import is_counted, keeps_weights
 from workloads.estimator.pipeline import PassTimes, bubble_s, head_rank, rank_layers
 from workloads.estimator.placed_job import (
     PlacedJob,
@@ -17,7 +16,6 @@ from workloads.estimator.placed_job import (
     block_gpu_weights,
     divided_weights,
     end_weights,
-    optimizer_s,
     rank_weights,
 )
 from workloads.hardware.cluster import Cluster, Group
@@ -45,16 +43,23 @@ class BlockTime:
         return self.forward.total + self.backward.total + exchanges + self.copies
 
 
+# Seconds of a micro-batch for each GiB that a layout needs beyond what is usable: 0.23 in both layouts measured, which
+# lack 1.8 and 2.4 GiB on H100s (results/parallel_h100.md, trainers_h100.md). Other trainers' needs are less certain.
+STALL_S_PER_GIB = 0.23
+
+
 def estimate_job(job: Job, cluster: Cluster, efficiency: float | None = None) -> JobEstimate:
     """Estimate a job. `efficiency` is the share of the kernels' rates that the trainer reaches; calibrated by default.
 
     Raises ValueError if the device has no matrix units for the precision, KeyError for an unknown trainer or precision.
     """
     placed = PlacedJob(job, cluster)
-    tokens = job.layout.global_batch * job.sequence_length
+    tokens, stages = job.layout.global_batch * job.sequence_length, stage_memories(placed)
+    lacking_gib = max(stage.needed_gib for stage in stages) - cluster.usable_gib if is_counted(placed) else 0.0
+    stalls_s = STALL_S_PER_GIB * max(0.0, lacking_gib) * job.layout.microbatches
     return JobEstimate(
-        step=_estimate_step(placed, efficiency),
-        stages=stage_memories(placed),
+        step=replace(_estimate_step(placed, efficiency), stalls=stalls_s),
+        stages=stages,
         tokens=tokens,
         model_flops=tokens * model_flops_per_token(job.model, job.sequence_length),
         peak_tflops=peak_tflops(cluster.device, job.precision),
@@ -80,27 +85,40 @@ def step_bound_s(job: Job, cluster: Cluster) -> float:
 def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     """Return each pipeline rank's pass times for a micro-batch, for a timeline.
 
-    Exposed communication and copies are split evenly between the directions. Times are scaled to match `estimate_job`,
-    which uses the slowest rank. Without recomputation, weight gradients take as long as input gradients.
+    Times are scaled to match `estimate_job`, which uses the slowest rank.
     """
-    placed = PlacedJob(job, cluster)
-    efficiency, layout = find_efficiency(job.trainer, cluster.device.name), job.layout
+    placed, layout = PlacedJob(job, cluster), job.layout
+    efficiency = find_efficiency(job.trainer, cluster.device.name)
     kinds = placed.model.layer_kinds.values()
     blocks = {layer: _block_time(placed, layer, efficiency, with_data_parallel=True) for layer in kinds}
-    passes = []
-    for rank, layers in enumerate(rank_layers(placed.model, layout)):
-        forward = sum(blocks[some.layer].forward.total * some.count for some in layers)
-        backward = sum(blocks[some.layer].backward.total * some.count for some in layers)
-        rest = sum(blocks[some.layer].total * some.count for some in layers) - forward - backward
-        head = operations.head_s(placed) / efficiency if rank == head_rank(layout) else 0.0
-        passes.append((forward + head / 3 + rest / 2, backward + 2 * head / 3 + rest / 2))
+    passes = _rank_passes(placed, blocks, operations.head_s(placed) / efficiency)
     step = _estimate_step(placed, efficiency)
     busy_s = step.total_s - step.bubble - step.optimizer - step.pipeline - step.data_parallel
-    slowest = max(range(layout.pp), key=lambda rank: sum(passes[rank]))
+    slowest = max(range(layout.pp), key=lambda rank: passes[rank].total)
     data_s = sum(blocks[some.layer].data * some.count for some in rank_layers(placed.model, layout)[slowest])
-    scale = (busy_s / layout.microbatches + data_s) / sum(passes[slowest])
-    repeated = placed.repeated_share
-    return [PassTimes(f * scale, b * scale, b * scale / (2 + repeated)) for f, b in passes]
+    scale = (busy_s / layout.microbatches + data_s) / passes[slowest].total
+    return [PassTimes(*(scale * seconds for seconds in vars(times).values())) for times in passes]
+
+
+def _rank_passes(placed: PlacedJob, blocks: Mapping[int, BlockTime], head_s: float) -> list[PassTimes]:
+    """Return each pipeline rank's pass times for a micro-batch.
+
+    Exposed communication and copies are split evenly between the directions. The gradients of weights take as long as
+    the forward pass's GEMMs.
+    """
+    ranks, head = rank_layers(placed.model, placed.layout), head_rank(placed.layout)
+    times = {}
+    for layers in set(ranks):
+        counts = [(blocks[some.layer], some.count) for some in layers]
+        forward = sum(block.forward.total * count for block, count in counts)
+        backward = sum(block.backward.total * count for block, count in counts)
+        rest = (sum(block.total * count for block, count in counts) - forward - backward) / 2
+        weights = sum(block.forward.products * count for block, count in counts)
+        times[layers] = PassTimes(forward + rest, backward + rest, weights)
+    passes, third = [times[layers] for layers in ranks], head_s / 3
+    last = passes[head]
+    passes[head] = PassTimes(last.forward + third, last.backward + 2 * third, last.backward_weight + third)
+    return passes
 
 
 # GPU waiting time per step for launches of the step, the optimizer and the logging: the median time beyond the estimate
@@ -129,11 +147,9 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
     ranks = rank_layers(placed.model, layout)
     kinds = placed.model.layer_kinds.values()
     blocks = {layer: _block_time(placed, layer, efficiency, with_data_parallel) for layer in kinds}
-    block_s = {layer: block.total for layer, block in blocks.items()}
     head = operations.head_s(placed) / efficiency
-    rank_s = [sum(block_s[layers.layer] * layers.count for layers in rank) for rank in ranks]
-    rank_s[head_rank(layout)] += head
-    slowest = max(range(layout.pp), key=rank_s.__getitem__)
+    passes = _rank_passes(placed, blocks, head)
+    slowest = max(range(layout.pp), key=lambda rank: passes[rank].total)
     counts = [(blocks[layers.layer], layers.count * micro) for layers in ranks[slowest]]
     sends = 0.0 if layout.pp == 1 else 2 * communication.pipeline_send_s(placed) * layout.stages_per_rank * micro
     step = StepTime(
@@ -141,7 +157,7 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
         attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),
         head_and_loss=head * micro if slowest == head_rank(layout) else 0.0,
         other_compute=sum((block.forward.other + block.backward.other) * count for block, count in counts),
-        bubble=bubble_s(rank_s, layout, placed.repeated_share),
+        bubble=bubble_s(passes, layout),
         tensor_parallel=sum(block.tensor * count for block, count in counts),
         context_parallel=sum(block.context * count for block, count in counts),
         expert_parallel=sum(block.expert * count for block, count in counts),
@@ -155,8 +171,8 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
     return replace(
         step,
         data_parallel=sum(block.data * count for block, count in counts)
-        + _step_data_parallel_s(placed, weights, rank_s[slowest]),
-        optimizer=optimizer_s(placed, owned) + (0.0 if layout.cuda_graph else STEP_OVERHEAD_S),
+        + _step_data_parallel_s(placed, weights, passes[slowest].total),
+        optimizer=placed_job.optimizer_s(placed, owned) + (0.0 if layout.cuda_graph else STEP_OVERHEAD_S),
         copies=sum(block.copies * count for block, count in counts)
         + _copies_s(placed, end_weights(placed, slowest)) * micro
         + host_copies_s(placed, owned),
@@ -193,8 +209,10 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
         data=data,
         copies=copies,
     )
-    least_s = operations.LAUNCHES_S * operations.waits_for_host(placed, layer) * (1 + is_repeated / 3)
-    return replace(time, forward=forward + Seconds(other=max(0.0, least_s - time.total)))
+    launches_s = operations.LAUNCHES_S * (1 + is_repeated / 3)
+    hidden_s = 0.0 if placed.job.waits_for_launches else time.total
+    waits = placed.job.waits_for_launches or operations.waits_for_host(placed, layer)
+    return replace(time, forward=forward + Seconds(other=max(0.0, launches_s - hidden_s) * waits))
 
 
 def _copies_s(placed: PlacedJob, weights: Weights) -> float:

@@ -21,6 +21,9 @@ FP4_RECIPES = {"nvfp4": "nvfp4"}  # used with `fp4: e2m1`
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}
 # megatron/core/transformer/transformer_config.py, `recompute_modules`. Megatron recomputes activations only in experts.
 RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm", "moe_act"]}
+ALGORITHMS = {"1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zero_bubble", "zbv-formatted": "zbv"}
+ALGORITHMS |= {"v-half": "v_half", "v-min": "v_min"}  # of Primus's own pipeline
+V_SETUPS = {"zbv": "zb", "v_half": "half", "v_min": "min"}  # Primus's `zero_bubble_v_schedule_mem_setup`
 DEFAULT_KV_RANK = 32  # megatron/training/arguments.py, `--kv-lora-rank`
 # Megatron pads a vocabulary to a multiple of at most this number times `tp`, for fast GEMM sizes.
 LARGEST_VOCABULARY_MULTIPLE = 128
@@ -161,9 +164,14 @@ def read_settings(
         stages = math.ceil(layers / degrees["pp"] / per_stage)
     schedule = "interleaved" if stages > 1 else "1f1b"
     if settings.get("patch_zero_bubble") and settings.get("enable_zero_bubble", True):
-        schedule = "zbv" if settings.get("zero_bubble_v_schedule") else "zero_bubble"
+        setup = settings.get("zero_bubble_v_schedule_mem_setup") or V_SETUPS["v_half"]  # Primus's default
+        folded = next((name for name, theirs in V_SETUPS.items() if theirs == setup), "zbv")
+        schedule = folded if settings.get("zero_bubble_v_schedule") else "zero_bubble"
     if settings.get("patch_primus_pipeline"):
-        schedule = _read_algorithm(str(settings.get("pp_algorithm", "1f1b-interleaved")), stages)
+        name = settings.get("pp_algorithm", "1f1b-interleaved")
+        if name not in ALGORITHMS:
+            raise UserInputError(f"pp_algorithm={name}: no layout has this schedule. Known: {', '.join(ALGORITHMS)}")
+        schedule = ALGORITHMS[name] if name != "1f1b-interleaved" or stages > 1 else "1f1b"
     fields = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
     others = names.read_names(settings, NAMES, ("dispatcher", "expert_overlap"))
     if settings.get("grad_reduce_in_bf16"):
@@ -187,15 +195,6 @@ def read_settings(
         taken=settings.list_taken(FIELDS),
         left=settings.list_left(),
     )
-
-
-def _read_algorithm(name: str, stages: int) -> str:
-    """Return the schedule of Primus's pipeline. Raises UserInputError for a schedule that no layout supports."""
-    interleaved = "interleaved" if stages > 1 else "1f1b"
-    known = {"1f1b": "1f1b", "1f1b-interleaved": interleaved, "zero-bubble": "zero_bubble", "zbv-formatted": "zbv"}
-    if name not in known:
-        raise UserInputError(f"pp_algorithm={name}: no layout has this schedule. Known: {', '.join(known)}")
-    return known[name]
 
 
 def _read_sizes(settings: names.FileSettings) -> dict[str, Any]:

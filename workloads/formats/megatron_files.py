@@ -12,10 +12,10 @@ import yaml
 
 from workloads.api.errors import UserInputError, first_line
 from workloads.formats import names
-from workloads.formats.megatron import FP8_RECIPES, NAMES, TABLES, read_settings, support
+from workloads.formats.megatron import FP8_RECIPES, NAMES, TABLES, V_SETUPS, read_settings, support
 from workloads.formats.shell import UNSET, Script, find_unset, show_unset
 from workloads.formats.torchtitan import FP8, read_config
-from workloads.layouts.layout import Job
+from workloads.layouts.layout import SPLIT_SCHEDULES, Job
 from workloads.models.model import SIZES, Model
 
 RUN: dict[str, Any] = TABLES["run"]
@@ -319,11 +319,12 @@ def render_experiment(job: Job, gpus: int) -> names.RenderedFile:
     launch = f"NNODES={nodes} {rank}GPUS_PER_NODE={per_node}"
     command = f"{launch} ./primus-cli direct -- train pretrain --config={EXPERIMENT}"
     overrides = SWITCHED_OFF | names.write_names(job, NAMES)
-    if job.layout.schedule in ("zero_bubble", "zbv"):  # zero-bubble schedules reduce gradients last
+    if job.layout.schedule in SPLIT_SCHEDULES:  # zero-bubble schedules reduce gradients last
         overrides |= {
             "patch_zero_bubble": True,
             "enable_zero_bubble": True,
-            "zero_bubble_v_schedule": job.layout.schedule == "zbv",
+            "zero_bubble_v_schedule": job.layout.schedule in V_SETUPS,
+            "zero_bubble_v_schedule_mem_setup": V_SETUPS.get(job.layout.schedule, "zb"),
             "overlap_grad_reduce": False,
             "overlap_param_gather": False,
         }

@@ -78,10 +78,6 @@ def _find_stage_sizes(job: Job) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _is_pipeline(job: Job) -> bool:
-    return job.layout.pp > 1
-
-
 def _option(job: Job) -> str | None:
     if job.layout.checkpointing == "per_op":
         return "op"
@@ -97,7 +93,7 @@ WRITTEN: dict[str, Callable[[Job], Any]] = {
         [MXFP8] if job.precision == "mxfp8" else [FP8] if job.precision.startswith("fp8") else []
     ),
     "training.local_batch_size": lambda job: (
-        job.layout.micro_batch * (job.layout.microbatches if _is_pipeline(job) else 1)
+        job.layout.micro_batch * max(1, job.layout.microbatches * (job.layout.pp > 1))
     ),
     "training.dtype": lambda job: "bfloat16" if job.state == "bf16" else "float32",
     "training.mixed_precision_param": lambda job: "float32" if job.precision == "fp32" else "bfloat16",
@@ -110,11 +106,11 @@ WRITTEN: dict[str, Callable[[Job], Any]] = {
     "activation_checkpoint.selective_ac_option": _option,
     f"{FP8}.recipe_name": lambda job: RECIPES.get(job.precision),
 }
-NAMES = names.read_table(_TABLES["names"], WRITTEN, {"pp": _is_pipeline})
+NAMES = names.read_table(_TABLES["names"], WRITTEN, {"pp": lambda job: job.layout.pp > 1})
 
 
 def _list_obstacles(job: Job) -> Iterator[str]:
-    layout, is_pipeline = job.layout, _is_pipeline(job)
+    layout, is_pipeline = job.layout, job.layout.pp > 1
     per_rank, layers = layout.stages_per_rank, layout.checkpointed_layers
     group = layout.dp_shard * layout.cp * layout.tp
     if job.precision == "fp32" and job.state != "fp32":

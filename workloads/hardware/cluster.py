@@ -58,11 +58,18 @@ class Topology:
     network_latency_s: float = 12e-6
 
 
+USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
+
+
 @dataclass(frozen=True)
 class Cluster:
     device: Device
     topology: Topology
     gpus: int
+
+    @property
+    def usable_gib(self) -> float:
+        return USABLE_MEMORY * self.device.memory_gib
 
 
 @dataclass(frozen=True)
@@ -107,9 +114,7 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
         close = hint(str(values["wiring"]), WIRINGS)
         raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}.{close}")
     numbers: dict[str, Any] = {}
-    for key in allowed:
-        if key not in values or key in ("name", "wiring"):
-            continue
+    for key in [key for key in allowed if key in values and key not in ("name", "wiring")]:
         value, is_count = values[key], key == "gpus_per_domain"
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name}: {key} is '{value}', which is not a number")

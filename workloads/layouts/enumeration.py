@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from workloads.hardware.cluster import Cluster
-from workloads.layouts.layout import Checkpointing, Job, Layout
+from workloads.layouts.layout import V_SCHEDULES, Checkpointing, Job, Layout
 from workloads.layouts.rules import Site, find_violation, rules_of
 from workloads.layouts.trainers import OWN, find_trainer
 
@@ -99,25 +99,18 @@ class _Space:
                         yield gpus // pp // tp // cp, tp, cp, pp
 
     def _list_shards(self, dp: int, cp: int) -> Iterator[tuple[tuple[int, ...], bool]]:
-        counts = [
-            shards
-            for shards in self._degree("dp_shard", divisors(dp)[::-1])
-            if self.fixed.get("dp_replicate", dp // shards) == dp // shards
-        ]
+        counts = self._degree("dp_shard", divisors(dp)[::-1])
+        counts = [shards for shards in counts if self.fixed.get("dp_replicate", dp // shards) == dp // shards]
         for is_sharded in (True, False):
-            some = tuple(shards for shards in counts if (shards * cp > 1) == is_sharded)
-            if some:
+            if some := tuple(shards for shards in counts if (shards * cp > 1) == is_sharded):
                 yield some, is_sharded
 
     def _list_choices(self, dp: int, pp: int, is_sharded: bool) -> Iterator[dict[str, Any]]:
         sequences, remainder = divmod(self.job.layout.global_batch, dp)
         if remainder or not sequences:
             return
-        micro_batches = [
-            size
-            for size in self._degree("micro_batch", divisors(sequences))
-            if size <= MAX_MICRO_BATCH or "micro_batch" in self.fixed
-        ]
+        most = sequences if "micro_batch" in self.fixed else MAX_MICRO_BATCH
+        micro_batches = [size for size in self._degree("micro_batch", divisors(sequences)) if size <= most]
         experts, shardings = self.job.model.experts, self.values("sharding")
         if not is_sharded:  # this project's trainer uses FSDP here too (`Layout.uses_fsdp`)
             has_fsdp = self.job.trainer == OWN and (self.job.state == "fp32" or dp > 1)
@@ -139,8 +132,8 @@ class _Space:
         if sizes := self.job.layout.layers_per_stage or self.fixed.get("layers_per_stage"):
             several = [len(sizes) // pp] if len(sizes) > pp else []
         for schedule in self.values("schedule"):
-            counts = {"1f1b": [1], "zbv": [2], "dualpipev": [2]}.get(str(schedule), several)
-            counts = [1] if schedule == "zero_bubble" and self.job.trainer == "primus" else counts
+            is_single = schedule == "1f1b" or (schedule == "zero_bubble" and self.job.trainer == "primus")
+            counts = [1] if is_single else [2] if schedule in V_SCHEDULES else several
             for stages in self._degree("stages_per_rank", counts):
                 yield schedule, stages
 

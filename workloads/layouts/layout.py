@@ -4,14 +4,18 @@ Degrees have torchtitan's names. In rank numbers, the innermost degree varies fa
 dp_replicate, pp. The ranks that communicate most are therefore neighbors and stay within a node.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from workloads.models.model import Model
 
 Sharding = Literal["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]
-Schedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]
-V_SCHEDULES = ("zbv", "dualpipev")  # the stages go from the first rank to the last and back, so each rank has two
+TorchSchedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]  # of torch.distributed.pipelining
+Schedule = Literal[TorchSchedule, "v_half", "v_min"]
+# The stages go from the first rank to the last and back, so each rank has two.
+CONTROLLED_SCHEDULES = ("v_half", "v_min")  # these hold about a half and a third of 1F1B's activations
+V_SCHEDULES = ("zbv", "dualpipev", *CONTROLLED_SCHEDULES)
 SPLIT_SCHEDULES = ("zero_bubble", *V_SCHEDULES)  # these compute input gradients and weight gradients separately
 Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_act", "full"]
 State = Literal["fp32", "amp", "bf16", "int8"]
@@ -133,9 +137,11 @@ class Job:
     trainer: str = "own"  # key of the planner's table of trainers; determines rules, memory and efficiency
     # The data type of GEMMs: bf16, fp16, or an fp8 or fp4 recipe such as `fp8_tensorwise`.
     precision: str = "bf16"
+    bf16_blocks: int = 0  # of those, blocks whose GEMMs stay in bf16, as NVFP4's recipes have it for the last ones
     # `fp32`: fp32 master weights, moments and gradient reduction; `amp`: fp32 weights that are cast for each use;
     # `bf16`: everything in bf16; `int8`: 8-bit moments.
     state: State = "fp32"
+    waits_for_launches: bool = False  # CUDA_LAUNCH_BLOCKING: the GPU waits for the host before each kernel
     compiled: bool = True  # blocks are compiled by torch.compile
     compiled_loss: bool = True  # the loss is compiled too, if the trainer supports it
     # Blocks use this project's own backward pass, which saves fewer tensors (`workloads.llama.block`).
@@ -151,3 +157,33 @@ class Job:
     expert_imbalance: float = 1.0  # the tokens of the busiest rank's experts, divided by the mean
     # The tokens for which a rank has buffers, divided by the mean; larger if that number is not known in advance.
     expert_buffers: float = 1.0
+
+
+# A layout as `key=value` arguments of the command.
+_SIZES = (*DEGREES[:-1], "ep", "pp")
+WORDS = (*_SIZES, "schedule", "stages_per_rank", "sharding", "micro_batch", "checkpointing", "reshard_after_forward")
+USUAL = {
+    **dict.fromkeys(_SIZES, ("1",)),
+    "schedule": ("1f1b",),
+    "stages_per_rank": ("1",),
+    "sharding": ("none", "fsdp2"),
+    "reshard_after_forward": ("true",),
+}
+
+
+def layout_words(layout: Layout) -> dict[str, str]:
+    return {name: str(getattr(layout, name)).lower() for name in WORDS}
+
+
+def describe(layout: Layout) -> str:
+    """Describe the layout in one line, omitting fields that have their usual values."""
+    words = layout_words(layout)
+    unusual: dict[str, object] = {name: value for name, value in words.items() if value not in USUAL.get(name, ())}
+    optional = {"checkpointed_layers": layout.checkpointed_layers, "layers_per_stage": layout.layers_per_stage}
+    unusual |= {name: value for name, value in optional.items() if value is not None}
+    return write_words(unusual)
+
+
+def write_words(values: Mapping[str, object]) -> str:
+    texts = {name: ",".join(map(str, v)) if isinstance(v, tuple) else str(v).lower() for name, v in values.items()}
+    return " ".join(f"{name}={text}" for name, text in texts.items())

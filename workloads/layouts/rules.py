@@ -13,7 +13,7 @@ from typing import NamedTuple
 from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import DEGREES, SPLIT_SCHEDULES, V_SCHEDULES, Job
-from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
+from workloads.layouts.trainers import OWN, find_trainer, is_own
 
 PLAIN_PRECISIONS = ("bf16", "fp32")
 BLOCK_PRECISIONS = {  # of `workload=parallel`: torchao's layers, and a block with its own kernels
@@ -98,17 +98,12 @@ def _check_tp(job: Job, site: Site) -> Iterator[str]:
         "hidden size": model.hidden_size,
         "intermediate size": model.intermediate_size,
         "tokens of a sequence on a rank": job.sequence_length // job.layout.cp,
+        "tokens of the vocabulary": model.vocabulary if is_own(job) else 0,  # others pad it
     }
     yield from (f"tp {tp} does not divide {size} {name}" for name, size in sizes.items() if size % tp)
     if not (trainer := find_trainer(job.trainer)).divides_kv_heads(model.kv_heads, tp):
         multiple = ", nor is it a multiple of them" if trainer.shares_kv_heads else ""
         yield f"tp {tp} does not divide {model.kv_heads} key-value heads{multiple}"
-
-
-def _check_vocabulary(job: Job, site: Site) -> Iterator[str]:
-    vocabulary, tp = job.model.vocabulary, job.layout.tp
-    if vocabulary % tp:
-        yield f"tp {tp} does not divide {vocabulary} tokens of the vocabulary"
 
 
 def _check_domain(job: Job, site: Site) -> Iterator[str]:
@@ -171,22 +166,17 @@ def _check_microbatches(job: Job, site: Site) -> Iterator[str]:
         yield f"schedule dualpipev needs {layout.stages} micro-batches, one for each stage"
 
 
-def _check_multiple(job: Job, multiple: int) -> Iterator[str]:
-    schedule, count = job.layout.schedule, job.layout.microbatches
-    if job.layout.pp > 1 and count % multiple:
-        yield f"schedule {schedule} needs a multiple of {multiple} micro-batches, {count} is not"
-
-
 def _check_rounds(job: Job, site: Site) -> Iterator[str]:
-    """Check the requirements of PyTorch's looped schedules."""
-    if job.layout.schedule in ("interleaved", "zero_bubble"):
-        yield from _check_multiple(job, max(1, job.layout.microbatches // job.layout.pp))
-
-
-def _check_interleaved(job: Job, site: Site) -> Iterator[str]:
-    """Check the requirements of Megatron-LM's interleaved schedule (pipeline_parallel/schedules.py, 0.16.1 to 0.20)."""
-    if job.layout.schedule == "interleaved":
-        yield from _check_multiple(job, job.layout.pp)
+    """Check the rounds of PyTorch's looped schedules, and of Megatron-LM's interleaved schedule
+    (pipeline_parallel/schedules.py, 0.16.1 to 0.20)."""
+    layout, count = job.layout, job.layout.microbatches
+    is_looped, is_megatron = (
+        layout.schedule in ("interleaved", "zero_bubble"),
+        find_trainer(job.trainer).core == "megatron",
+    )
+    multiple = layout.pp if is_megatron and layout.schedule == "interleaved" else max(1, count // layout.pp)
+    if layout.pp > 1 and is_looped and count % multiple:
+        yield f"schedule {layout.schedule} needs a multiple of {multiple} micro-batches, {count} is not"
 
 
 def _check_experts(job: Job, site: Site) -> Iterator[str]:
@@ -231,13 +221,11 @@ def _check_sharding(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_resharding(job: Job, site: Site) -> Iterator[str]:
+    if is_own(job) and job.state == "fp32":  # FSDP casts on a single rank too (`Layout.uses_fsdp`)
+        return
     if not job.layout.reshard_after_forward and not job.layout.is_sharded:
-        yield "dp_shard 1 and cp 1 shard no weights: reshard_after_forward has to be true"
-
-
-def _check_own_resharding(job: Job, site: Site) -> Iterator[str]:
-    if job.state != "fp32" and not job.layout.reshard_after_forward and not job.layout.is_sharded:
-        yield "dp_shard 1 and cp 1 shard no weights in state bf16: reshard_after_forward has to be true"
+        state = " in state bf16" if is_own(job) else ""
+        yield f"dp_shard 1 and cp 1 shard no weights{state}: reshard_after_forward has to be true"
 
 
 def _check_dtype(job: Job, site: Site) -> Iterator[str]:
@@ -391,13 +379,10 @@ def _check_own_model(job: Job, site: Site) -> Iterator[str]:
 
 
 ONLY_OWN = frozenset({OWN})
-OTHERS = frozenset(TRAINERS) - ONLY_OWN
-ON_MEGATRON = frozenset(name for name, row in TRAINERS.items() if row.core == "megatron")
 TITAN = frozenset({"torchtitan"})
 RULES = (
     Rule("the degrees multiply to the number of ranks", _check_ranks),
     Rule("tp divides heads, sizes and sequence", _check_tp),
-    Rule("tp divides heads, sizes and sequence", _check_vocabulary, ONLY_OWN),
     Rule("tp stays within a node", _check_domain),
     Rule("cp divides the sequence", _check_cp),
     Rule("cp divides the sequence", _check_cp_method, ONLY_OWN),
@@ -405,7 +390,6 @@ RULES = (
     Rule("stages and schedule agree", _check_stages),
     Rule("layers_per_stage divides the layers", _check_layers_per_stage),
     Rule("micro-batches fill the pipeline", _check_microbatches),
-    Rule("micro-batches fill the pipeline", _check_interleaved, ON_MEGATRON),
     Rule("micro-batches fill the pipeline", _check_rounds),
     Rule("ep divides the experts", _check_experts),
     Rule("ep divides the experts", _check_borrowed_experts, frozenset({"prime-rl"})),
@@ -413,8 +397,7 @@ RULES = (
     Rule("tp and cp divide the sequence", _check_titan_sequence, TITAN),  # `seq_len_divisor` of parallel_dims.py
     Rule("replicas are alone", _check_replicas, TITAN),
     Rule("only sharded states are sharded", _check_sharding),
-    Rule("only sharded weights stay gathered", _check_resharding, OTHERS),
-    Rule("only sharded weights stay gathered", _check_own_resharding, ONLY_OWN),
+    Rule("only sharded weights stay gathered", _check_resharding),
     Rule("the device has the data type", _check_dtype),
     Rule("the trainer has the precision", _check_own_precision, ONLY_OWN),
     Rule("checkpointing_freq selects blocks", _check_checkpointing, ONLY_OWN, is_tradable=True),

@@ -61,8 +61,9 @@ def hardware_flops_per_token(model: Model, sequence_length: float, recompute: Ma
     """
     attended = sum(model.attended_tokens(layer, sequence_length) for layer in range(model.layers)) / model.layers
     attention = 2 * attended * model.heads * model.head_size  # of one of the two GEMMs, mean over blocks
-    # The mean over blocks, for the experts that a token goes through.
-    mlps = sum(model.active_mlp_weights(n) - model.has_experts(n) * model.router_weights for n in range(model.layers))
+    # The mean over blocks, for the experts that a token goes through, without the router.
+    router = model.hidden_size * model.router_outputs
+    mlps = sum(model.active_mlp_weights(n) - model.has_experts(n) * router for n in range(model.layers))
     gate_or_up = mlps / model.mlp_matrices / model.layers
     weights: dict[RecomputedLayer, float] = {
         "qkv": math.prod(model.linear("qkv")),

@@ -231,9 +231,6 @@ class Model:
     def mixer_weights(self, layer: int) -> int:
         return sum(matrix.inputs * matrix.outputs for matrix in self.mixer_matrices(layer))
 
-    def mlp_weights(self, intermediate_size: int) -> int:
-        return self.mlp_matrices * self.hidden_size * intermediate_size
-
     def active_mlp_weights(self, layer: int) -> int:
         """Return the number of weights in a block's MLP, or in the router and the experts that a token goes through."""
         routed = self.experts_per_token * self.weights_of_an_expert
@@ -243,10 +240,11 @@ class Model:
         """Return the number of weights in a block's MLP that every token goes through."""
         if not self.has_mlp(layer):
             return 0
-        if not self.has_experts(layer):
-            return self.mlp_weights(self.intermediate_size)
-        around = 2 * self.hidden_size * self.expert_hidden_size
-        return self.mlp_weights(self.shared_expert_intermediate_size) + self.router_weights + around
+        width = self.mlp_matrices * self.intermediate_size
+        if self.has_experts(layer):  # the shared expert, the router and the projections around experts
+            shared = self.mlp_matrices * self.shared_expert_intermediate_size
+            width = shared + self.router_outputs + 2 * self.expert_hidden_size
+        return self.hidden_size * width
 
     @property
     def weights_of_an_expert(self) -> int:
@@ -255,10 +253,6 @@ class Model:
     @property
     def router_outputs(self) -> int:
         return self.experts + self.shared_expert_gate
-
-    @property
-    def router_weights(self) -> int:
-        return self.hidden_size * self.router_outputs
 
     def expert_weights(self, layer: int) -> int:
         return self.experts * self.weights_of_an_expert if self.has_experts(layer) else 0

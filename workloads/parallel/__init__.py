@@ -11,7 +11,7 @@ from workloads.estimator.estimate import find_band
 from workloads.estimator.memory import peak_memory
 from workloads.estimator.step import step_seconds
 from workloads.hardware.precisions import peak_tflops
-from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, Schedule
+from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, TorchSchedule
 from workloads.layouts.rules import Rule, Site, Violation, find_violation
 from workloads.layouts.trainers import OWN
 from workloads.models.flops import attended_length, model_flops_per_token
@@ -101,7 +101,7 @@ class ParallelParameters:
     pp: int = degree()
     ep: int = degree()
     stages_per_rank: int = degree()
-    schedule: Schedule = "1f1b"
+    schedule: TorchSchedule = "1f1b"
     micro_batch: int = degree()
     checkpointing: Literal["none", "selective", "full"] = "none"
     checkpointing_freq: int = degree()

@@ -11,10 +11,10 @@ from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.questions import Comparison, Reliability, TrainingRun, alternatives, compare, training_run
-from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts, usable_gib
+from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
-from workloads.estimator.words import describe, write_words
 from workloads.hardware.precisions import PRECISIONS
+from workloads.layouts.layout import describe, write_words
 from workloads.layouts.rules import COMMON_RULES, find_violation
 from workloads.layouts.trainers import find_trainer
 from workloads.models.flops import model_flops_per_token
@@ -125,7 +125,7 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     raise NothingFits(
         f"gpus={cluster.gpus}: no layout fits; the smallest needs up to "
         f"{bound_gib(smallest.estimate.memory, problem.job, cluster):.0f} GiB of each GPU, "
-        f"{usable_gib(cluster):.0f} GiB of {cluster.device.name} are usable. It is {describe(smallest.layout)}"
+        f"{cluster.usable_gib:.0f} GiB of {cluster.device.name} are usable. It is {describe(smallest.layout)}"
     )
 
 

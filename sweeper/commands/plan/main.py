@@ -18,9 +18,9 @@ from sweeper.commands.plan.side_by_side import HEADING, compare_hardware
 from sweeper.commands.plan.text import print_lines, show, show_file
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError, describe_os_error
-from workloads.estimator.search import bound_gib, fills_memory, usable_gib
-from workloads.estimator.words import describe
+from workloads.estimator.search import bound_gib, fills_memory
 from workloads.formats.files import render
+from workloads.layouts.layout import describe
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ def print_fit(request: PlanRequest) -> int:
         return 1
     memory, cluster = best.estimate.memory, problem.cluster
     most_gib = bound_gib(memory, problem.job, cluster)
-    does_fit = most_gib <= usable_gib(cluster)
+    does_fit = most_gib <= cluster.usable_gib
     stalls = ", which it fills: its steps may stall" if does_fit and fills_memory(memory, cluster) else ""
     print(
         f"{'fits' if does_fit else 'no':10}up to {most_gib:.1f} GiB (estimate {memory.needed_gib:.1f}) of "
-        f"{usable_gib(cluster):.1f} usable{stalls}: {describe(best.layout)}"
+        f"{cluster.usable_gib:.1f} usable{stalls}: {describe(best.layout)}"
     )
     return 0 if does_fit else 1
 

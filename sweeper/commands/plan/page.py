@@ -15,9 +15,9 @@ from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_p
 from sweeper.pages.html_page import Chart, Table
 from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import build_timeline
-from workloads.estimator.search import Candidate, bound_gib, usable_gib, within_usable
+from workloads.estimator.search import Candidate, bound_gib, within_usable
 from workloads.estimator.step import rank_seconds
-from workloads.estimator.words import describe
+from workloads.layouts.layout import describe
 
 MAX_BARS = 4
 DRAWN_MICROBATCHES = 2  # in multiples of the pipeline degree; later micro-batches repeat the pattern
@@ -62,7 +62,7 @@ def list_steps(answer: Answer) -> Bars:
 
 def _draw_memory(answer: Answer) -> Chart:
     problem, stages = answer.problem, answer.best.estimate.stages
-    most_gib = usable_gib(problem.cluster)
+    most_gib = problem.cluster.usable_gib
     ranks = {0: "first", len(stages) - 1: "last"} if len(stages) > 1 else {0: "only"}
     bars = {}
     for rank, name in ({stages.index(answer.best.estimate.memory): "fullest"} | ranks).items():

@@ -19,7 +19,6 @@ from sweeper.preflight.corrections import Correction, Place
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.registry import load
 from workloads.estimator.questions import FAILURES_PER_GPU_DAY, Reliability
-from workloads.estimator.words import layout_words
 from workloads.formats.files import FORMATS, read_layout
 from workloads.formats.names import FileReading
 from workloads.formats.torchtitan import FLAVORS
@@ -38,6 +37,7 @@ from workloads.layouts.layout import (
     Sharding,
     State,
     TensorOverlap,
+    layout_words,
 )
 from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 from workloads.models.hugging_face import UnsupportedModel, load_model

@@ -11,8 +11,8 @@ from sweeper.common.format import count, round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import TrainingRun
-from workloads.estimator.search import bound_gib, usable_gib
-from workloads.estimator.words import describe
+from workloads.estimator.search import bound_gib
+from workloads.layouts.layout import describe
 
 HEADING = ["hardware", "GPUs", "tokens/s per GPU", "days", "GPU-hours", "cost", "MWh", "GiB left", "trained", "layout"]
 
@@ -84,7 +84,7 @@ def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[Planned | None
         return None, [request.hardware, *[MISSING] * (len(HEADING) - 2), str(error)]
     job, cluster, estimate = problem.job, problem.cluster, best.estimate
     share, power_w = band.error_share, cluster.device.power_w
-    left_gib = usable_gib(cluster) - bound_gib(estimate.memory, job, cluster)
+    left_gib = cluster.usable_gib - bound_gib(estimate.memory, job, cluster)
     listed, missing = list_warnings(problem, best, request.model), band.known.missing(job, cluster)
     warnings[request.hardware] = len(missing) + len(listed)
     return Planned(request.hardware, training, share, bool(missing)), [

@@ -15,10 +15,9 @@ from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import TrainingRun
-from workloads.estimator.search import Candidate, bound_gib, fills_memory, usable_gib, within_usable
-from workloads.estimator.words import describe, layout_words, write_words
+from workloads.estimator.search import Candidate, bound_gib, fills_memory, within_usable
 from workloads.formats.names import FileReading
-from workloads.layouts.layout import Layout
+from workloads.layouts.layout import Layout, describe, layout_words, write_words
 from workloads.layouts.trainers import find_trainer
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import find_trained_name
@@ -82,7 +81,7 @@ def headline(answer: Answer) -> str:
     cluster, job = answer.problem.cluster, answer.problem.job
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
     rate = show_rate(estimate.tokens_per_s_per_gpu * estimate.gpus, share)
-    most_gib, usable = bound_gib(estimate.memory, job, cluster), usable_gib(cluster)
+    most_gib, usable = bound_gib(estimate.memory, job, cluster), cluster.usable_gib
     unfit = f" if it fits: it may need {most_gib:.0f} of {usable:.0f} GiB" * (most_gib > usable)
     cost = ", no price is known"
     if training.cost is not None:
@@ -122,12 +121,8 @@ def head_lines(answer: Answer) -> list[str]:
     slower = f", {found - len(result.best):,} are slower than the best {len(result.best)}" if found > KEPT else ""
     model = job.model
     active, flops = model.active_parameters, model_flops_per_token(model, job.sequence_length)
-    looked_up = (
-        ""
-        if model.tied
-        else f" ({(active + model.embedding_weights) / 1e9:.4g} B with embeddings, which are looked up)"
-    )
-    remark = f"; {model.remark}" if model.remark else ""
+    embedded, remark = (active + model.embedding_weights) / 1e9, f"; {model.remark}" if model.remark else ""
+    looked_up = "" if model.tied else f" ({embedded:.4g} B with embeddings, which are looked up)"
     far = find_band(job, cluster).known.missing(job, cluster)
     lines = [
         f"answer    {headline(answer)}",
@@ -142,16 +137,12 @@ def head_lines(answer: Answer) -> list[str]:
         f"{topology.network_gb_s:g} GB/s of network for each GPU",
         f"searched  {found + result.too_large:,} valid layouts: {result.too_large:,} do not fit{slower}",
     ]
-    if problem.calibration:
-        lines.append(f"rates     {problem.calibration.describe()}")
-    if problem.correction:
-        lines.append(f"measured  {problem.correction.describe()}")
-    if problem.reading:
-        lines += file_lines(problem, problem.reading)
+    lines += [f"rates     {problem.calibration.describe()}"] if problem.calibration else []
+    lines += [f"measured  {problem.correction.describe()}"] if problem.correction else []
+    lines += file_lines(problem, problem.reading) if problem.reading else []
     of_file = problem.reading.layout if problem.reading else None
     given = {name: value for name, value in problem.given.items() if of_file is None or value != getattr(of_file, name)}
-    if given:
-        lines.append(f"given     {write_words(dict(sorted(given.items())))}")
+    lines += [f"given     {write_words(dict(sorted(given.items())))}"] if given else []
     if answer.rates:
         rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
         *fewer, last = rates
@@ -169,7 +160,7 @@ def head_lines(answer: Answer) -> list[str]:
         f"{INDENT}step {show_range(step_s, error_share)} s, "
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)}B tokens a day",
-        f"{INDENT}memory up to {bound_gib(memory, job, cluster):.0f} GiB of {usable_gib(cluster):.0f} usable; "
+        f"{INDENT}memory up to {bound_gib(memory, job, cluster):.0f} GiB of {cluster.usable_gib:.0f} usable; "
         f"the framework reports {memory.allocated_gib:.0f} allocated, {memory.reserved_gib:.0f} reserved",
     ]
 
@@ -232,7 +223,7 @@ def layouts_table(answer: Answer) -> Rows:
         used = MISSING if mfu is None else f"{100 * mfu:.0f}"
         differing = write_words({name: values[name] for name in varying})
         differing += " (cp beyond measured runs)" * _has_short_parts(answer.problem, candidate.layout)
-        differing += " (may not fit)" * (most_gib > usable_gib(answer.problem.cluster))
+        differing += " (may not fit)" * (most_gib > answer.problem.cluster.usable_gib)
         differing += " (fills memory)" * fills_memory(candidate.estimate.memory, answer.problem.cluster)
         rows.append([round_to_band(step_s, answer.error_share), slower, used, f"{most_gib:.0f}", differing])
     return ["step s", "slower %", "MFU %", "GiB at most", "layout, where they differ"], rows
@@ -291,21 +282,19 @@ def _has_short_parts(problem: Problem, layout: Layout) -> bool:
 
 def list_warnings(problem: Problem, best: Candidate, model: str) -> list[str]:
     """List the uncertainties in the estimate for a model's best layout."""
-    unsure, estimate = list[str](), best.estimate
-    most_gib = bound_gib(estimate.memory, problem.job, problem.cluster)
-    if most_gib > usable_gib(problem.cluster):
-        unsure.append(f"whether it fits: no layout's bound of memory does, and that of this one is {most_gib:.0f} GiB")
-    if fills_memory(estimate.memory, problem.cluster):
-        unsure.append("the rate: it fills memory, so its steps may stall (by 1 to 18% in measured runs)")
+    estimate, most_gib = best.estimate, bound_gib(best.estimate.memory, problem.job, problem.cluster)
+    unfit = f"whether it fits: no layout's bound of memory does, and that of this one is {most_gib:.0f} GiB"
+    stalls = "the rate: it fills memory, so its steps may stall (by 1 to 18% in measured runs)"
+    unsure = [unfit] * (most_gib > problem.cluster.usable_gib)
+    unsure += [stalls] * fills_memory(estimate.memory, problem.cluster)
     step_tokens = problem.job.layout.global_batch * problem.job.sequence_length
     if problem.batch is None and step_tokens > 2 * TOKENS_PER_STEP:
         unsure.append(
             f"whether it learns as well: each GPU takes a sequence, so a step has {step_tokens / 1e6:,.0f} M tokens, "
             f"not about {TOKENS_PER_STEP / 1e6:.0f} M; global_batch= sets them"
         )
-    if problem.calibration:
-        unsure.append("the band is that of estimates with the tables' rates, not with rates measured here")
-    unsure += estimate.not_modelled
+    rates = "the band is that of estimates with the tables' rates, not with rates measured here"
+    unsure += [rates] * (problem.calibration is not None) + [*estimate.not_modelled]
     if _has_short_parts(problem, best.layout):
         unsure.append(f"the rate: one measured run has fewer than {USUAL_CONTEXT_TOKENS:,} tokens on a context rank")
     if problem.job.trainer == "own" and not find_trained_name(problem.job.model):

@@ -7,7 +7,7 @@ from sweeper.commands.plan.answer import answer
 from sweeper.commands.plan.request import read_request
 from sweeper.common.format import round_to_band
 from tests.conftest import CommandResult
-from workloads.estimator.words import describe
+from workloads.layouts.layout import describe
 
 
 def test_a_plan_names_the_values_that_the_device_does_not_support(run_cli: Callable[..., CommandResult]) -> None:

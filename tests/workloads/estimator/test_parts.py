@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 from sweeper.preflight.clusters import find_topology
 from tests.conftest import examples
 from tests.support.planner_estimates import H100, cluster, job
-from workloads.estimator.communication import Group, all_gather_s, all_reduce_s, all_to_all_s, bandwidth_gb_s
-from workloads.estimator.copies import copied_bytes
+from workloads.estimator.communication import (
+    Group,
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_s,
+    bandwidth_gb_s,
+    copied_bytes,
+)
 from workloads.estimator.operations import attention_s, block_products, block_seconds
 from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights

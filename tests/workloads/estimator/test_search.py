@@ -14,7 +14,7 @@ from tests.conftest import examples
 from tests.support.planner import LLAMA_8B, cluster, flatten, job
 from workloads.estimator import search
 from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
-from workloads.estimator.search import SearchResult, usable_gib
+from workloads.estimator.search import SearchResult
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import divisors, list_families
 from workloads.layouts.layout import Job, Layout
@@ -95,7 +95,7 @@ def test_the_bound_leaves_out_no_layout_that_is_among_the_best(gpus: int, seed: 
     estimate = partial(toy_estimate, seed)
     result = find_by(estimate, template, target, keep)
     estimates = [estimate(replace(template, layout=layout), target) for layout in all_layouts(gpus, 2 * gpus, {})]
-    fitting = [e.step.total_s for e in estimates if e.memory.needed_gib <= usable_gib(target)]
+    fitting = [e.step.total_s for e in estimates if e.memory.needed_gib <= target.usable_gib]
     assert [candidate.estimate.step.total_s for candidate in result.best] == sorted(fitting)[:keep]
     assert result.estimated + result.too_large + result.slower == len(estimates)
 

@@ -37,7 +37,9 @@ def layouts(draw: st.DrawFn) -> Layout:
     """Pipelines that a schedule runs."""
     schedule: Schedule = draw(st.sampled_from(["1f1b", "interleaved", *SPLIT]))  # type: ignore[assignment]
     pp = draw(st.integers(2, 6))
-    chunks = {"1f1b": 1, "zbv": 2, "dualpipev": 2}.get(schedule) or draw(st.integers(1 if schedule in SPLIT else 2, 4))
+    chunks = (
+        1 if schedule == "1f1b" else 2 if schedule in V_SCHEDULES else draw(st.integers(1 + (schedule not in SPLIT), 4))
+    )
     rounds = draw(st.integers(2, 4))
     even = schedule in ("interleaved", "zero_bubble")
     return layout_of(schedule, pp, chunks, pp * rounds if even else pp * rounds + draw(st.integers(0, pp)))
@@ -77,19 +79,18 @@ def test_passes_wait_for_each_other_and_ranks_do_one_thing_at_a_time(
 def test_the_step_of_equal_ranks_takes_as_long_as_its_bubble_says(layout: Layout, repeated: int) -> None:
     if repeated and layout.schedule == "dualpipev":  # longer by up to a half, as its pairs are not of equal length
         return
-    times = pipeline.PassTimes(1.0, 2.0 + repeated, 1.0)
-    end_s = max(item.stop_s for item in pipeline.build_timeline(layout, [times] * layout.pp, layout.microbatches))
-    rank_s = [3.0 + repeated] * layout.pp
-    assert end_s == pytest.approx(layout.microbatches * rank_s[0] + pipeline.bubble_s(rank_s, layout, repeated))
+    times = [pipeline.PassTimes(1.0, 2.0 + repeated, 1.0)] * layout.pp
+    end_s = max(item.stop_s for item in pipeline.build_timeline(layout, times, layout.microbatches))
+    assert end_s == pytest.approx(layout.microbatches * (3.0 + repeated) + pipeline.bubble_s(times, layout))
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
 def test_bubbles_are_the_published_ones(pp: int) -> None:
     forward_s, inputs_s, weights_s = 1.0, 1.0, 1.0
-    rank_s = [forward_s + inputs_s + weights_s] * pp
+    times = [pipeline.PassTimes(forward_s, inputs_s + weights_s, weights_s)] * pp
 
     def bubble(schedule: Schedule, chunks: int) -> float:
-        return pipeline.bubble_s(rank_s, layout_of(schedule, pp, chunks, 4 * pp))
+        return pipeline.bubble_s(times, layout_of(schedule, pp, chunks, 4 * pp))
 
     assert bubble("1f1b", 1) == pytest.approx((pp - 1) * (forward_s + inputs_s + weights_s))
     assert bubble("zero_bubble", 1) == pytest.approx((pp - 1) * (forward_s + inputs_s - weights_s))  # ZB-H1
@@ -98,6 +99,17 @@ def test_bubbles_are_the_published_ones(pp: int) -> None:
     backward_s = inputs_s + weights_s
     published = (pp - 1) * (backward_s + backward_s - 3 * weights_s) / 2
     assert bubble("dualpipev", 2) == pytest.approx(published)
+    # arXiv 2405.15362: half and two thirds of 1F1B's, beside a constant.
+    for schedule, share in (("v_half", 1 / 2), ("v_min", 2 / 3)):
+        assert bubble(schedule, 2) == pytest.approx(share * bubble("1f1b", 1), abs=1.5)
+
+
+@pytest.mark.parametrize("pp", [4, 8, 16])
+def test_v_min_waits_in_each_micro_batch_where_its_passes_are_not_equal(pp: int) -> None:
+    """A micro-batch takes six of the longest passes, as in the code of Primus, which publishes 0.80 of 1F1B's rate."""
+    layout, times = layout_of("v_min", pp, 2, 20 * pp), [pipeline.PassTimes(2.0, 4.0, 1.2)] * pp  # 1, 1.4 and 0.6
+    rounds = [pipeline.bubble_s(times, replace(layout, global_batch=count * pp)) for count in (20, 19)]
+    assert rounds[0] - rounds[1] == pytest.approx(pp * 6 * (1.4 - 1))
 
 
 @given(layouts())
@@ -113,7 +125,7 @@ def test_a_rank_holds_no_more_micro_batches_than_its_memory_is_estimated_for(lay
 
 @given(layouts())
 def test_the_order_is_that_of_pytorch(layout: Layout) -> None:
-    if layout.stages_per_rank == 1:  # of which PyTorch writes no list
+    if layout.stages_per_rank == 1 or layout.schedule not in SCHEDULES:  # of which PyTorch writes no list
         return
     rounds = max(1, layout.microbatches // layout.pp)
     stages = layout.pp * layout.stages_per_rank
@@ -147,7 +159,7 @@ def test_the_slowest_rank_takes_the_seconds_of_the_estimate(is_gathered_again: b
     if is_gathered_again:  # of the second rank, which has neither embedding nor head
         block = _block_time(placed, 0, find_efficiency(work.trainer, target.device.name), with_data_parallel=True)
         busy_s += 40 * block.data * work.layout.microbatches
-    slowest_s = max(times.forward_s + times.backward_s for times in rank_seconds(work, target))
+    slowest_s = max(times.total for times in rank_seconds(work, target))
     assert slowest_s * work.layout.microbatches == pytest.approx(busy_s)
 
 

@@ -21,7 +21,7 @@ from tests.support.planner import flatten
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
 from workloads.estimator.questions import TrainingRun
-from workloads.estimator.search import bound_gib, find_layouts, usable_gib
+from workloads.estimator.search import bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
 from workloads.layouts.enumeration import list_families
 from workloads.layouts.layout import Job, Layout
@@ -321,9 +321,9 @@ def test_pruning_keeps_the_layouts_that_an_estimate_of_each_one_puts_first(
     ]
     sizes = [bound_gib(e.memory, template, target) for e in estimates]
     if model == "qwen3_30b_a3b":  # only estimates fit, no bound does
-        assert min(sizes) > usable_gib(target)
+        assert min(sizes) > target.usable_gib
         sizes = [e.memory.needed_gib for e in estimates]
-    fitting = sorted(e.step.total_s for e, size in zip(estimates, sizes, strict=True) if size <= usable_gib(target))
+    fitting = sorted(e.step.total_s for e, size in zip(estimates, sizes, strict=True) if size <= target.usable_gib)
     assert 0 < len(fitting) < len(estimates)
     for kept in (1, 20):
         result = find_layouts(template, target, options, fixed, kept)
@@ -362,7 +362,7 @@ def test_one_bound_decides_what_is_recommended_what_fits_and_what_is_left() -> N
     planned = answer(request)
     problem, best = planned.problem, planned.result.best
     bounds = [bound_gib(candidate.estimate.memory, problem.job, problem.cluster) for candidate in best]
-    assert max(bounds) <= usable_gib(problem.cluster) == pytest.approx(0.97 * 178.35)
+    assert max(bounds) <= problem.cluster.usable_gib == pytest.approx(0.97 * 178.35)
     rows = compare_hardware(request, ["b200"])[0]
     assert rows[0][7] == f"{0.97 * 178.35 - 1.13 * best[0].estimate.memory.needed_gib:.0f}"
     assert layouts_table(planned)[1][0][3] == f"{bounds[0]:.0f}"
