@@ -138,7 +138,7 @@ def read_run(row: Mapping[str, str]) -> PublishedRun:
         raise UnsupportedRow("no rate of kernels that select tokens is known; its 65 s are 8 times the estimate")
     if step_s is None and memory is None:
         raise UnsupportedRow("nothing was measured: no step_s, tokens/s, TFLOP/s or memory_gib")
-    kinds = {"nvidia-smi": "total", "reserved": "reserved", "allocated": "allocated"}
+    kinds = {"nvidia-smi": "total", "% of the gpu": "total", "reserved": "reserved", "allocated": "allocated"}
     kind = next((kind for text, kind in kinds.items() if text in row["note"].lower()), "reserved")
     is_assumed = not row["recompute_key"] and not any(text in row["recompute"] for text in RECOMPUTED)
     return PublishedRun(row, job, cluster, step_s, memory, kind, "recomputation" if is_assumed else "")

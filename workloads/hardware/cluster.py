@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from workloads.suggestions import hint
 
 Wiring = Literal["switch", "pairs", "host"]
+USABLE_MEMORY = 0.97  # the share of driver-reported memory that one process can use
 
 
 class AttentionRates(NamedTuple):
@@ -56,9 +57,6 @@ class Topology:
     # link_latency_s and network_latency_s are the latency of one message.
     link_latency_s: float = 4e-6
     network_latency_s: float = 12e-6
-
-
-USABLE_MEMORY = 0.97  # of what the device's driver reports, by one process
 
 
 @dataclass(frozen=True)

@@ -221,9 +221,8 @@ def _check_sharding(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_resharding(job: Job, site: Site) -> Iterator[str]:
-    if is_own(job) and job.state == "fp32":  # FSDP casts on a single rank too (`Layout.uses_fsdp`)
-        return
-    if not job.layout.reshard_after_forward and not job.layout.is_sharded:
+    is_wrapped = is_own(job) and job.state == "fp32"  # by FSDP, also on a single rank (`Layout.uses_fsdp`)
+    if not (job.layout.reshard_after_forward or job.layout.is_sharded or is_wrapped):
         state = " in state bf16" if is_own(job) else ""
         yield f"dp_shard 1 and cp 1 shard no weights{state}: reshard_after_forward has to be true"
 

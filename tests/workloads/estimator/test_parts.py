@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.preflight.clusters import find_topology
+from sweeper.preflight.clusters import build_cluster, find_topology
 from tests.conftest import examples
 from tests.support.planner_estimates import H100, cluster, job
 from workloads.estimator.communication import (
@@ -17,10 +17,10 @@ from workloads.estimator.communication import (
     bandwidth_gb_s,
     copied_bytes,
 )
-from workloads.estimator.operations import attention_s, block_products, block_seconds
+from workloads.estimator.operations import LAUNCHES_S, attention_s, block_products, block_seconds
 from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights
-from workloads.estimator.step import estimate_job
+from workloads.estimator.step import STALL_S_PER_GIB, estimate_job
 from workloads.hardware.cluster import build_topology
 from workloads.layouts.layout import Dispatcher, Job, Layout
 from workloads.layouts.trainers import nearest_efficiency
@@ -240,3 +240,34 @@ def test_a_blocks_seconds_follow_a_calibration() -> None:
     placed = setting(job())
     calibrated = PlacedJob(placed.job, replace(placed.cluster, device=replace(H100, copy_gb_s=1000)))
     assert block_seconds(calibrated, 0).forward.other > block_seconds(placed, 0).forward.other
+
+
+def test_blocks_in_bf16_take_their_share_of_the_step_and_of_memory() -> None:
+    gb200 = build_cluster("gb200", "gb200_nvl72", 8)
+    work = job(precision="nvfp4_torchao", trainer="torchtitan", checkpointing="per_op")
+    none, half, every = (estimate_job(replace(work, bf16_blocks=count), gb200) for count in (0, 16, 32))
+    plain = estimate_job(replace(work, precision="bf16"), gb200)
+    assert half.step.products == pytest.approx((none.step.products + every.step.products) / 2)
+    assert every.step.products == pytest.approx(plain.step.products) and plain.step.products > 2 * none.step.products
+    # torchtitan saves every second product in bf16, and none of torchao's NVFP4.
+    sizes = [some.memory.activations for some in (none, half, every)]
+    assert 1.5 * sizes[0] < sizes[1] < sizes[2] == pytest.approx(plain.memory.activations)
+
+
+def test_blocking_launches_add_to_each_block_of_each_micro_batch() -> None:
+    work = job("gpt3_175b", trainer="megatron-lm", tp=8, dp_shard=1, global_batch=4, checkpointing="full")
+    free, blocked = (
+        estimate_job(replace(work, waits_for_launches=waits), cluster(8), 1.0).step.total_s for waits in (False, True)
+    )
+    assert blocked - free == pytest.approx(4 * 96 * LAUNCHES_S * 4 / 3)
+
+
+@pytest.mark.parametrize(("micro_batch", "measured_s"), [(1, 9.318), (2, 11.260)])
+def test_a_layout_that_lacks_memory_stalls(micro_batch: int, measured_s: float) -> None:
+    """The second layout has the better step without stalls (benchmarks/results/parallel_h100.md, `cp 2`)."""
+    layout = {"cp": 2, "dp_shard": 1, "micro_batch": micro_batch, "global_batch": 16, "checkpointing": "selective"}
+    estimate = estimate_job(job(attention_kernel="flash3", **layout), cluster(2))
+    lacking_gib = estimate.memory.needed_gib - cluster(2).usable_gib
+    assert estimate.step.stalls == pytest.approx(16 / micro_batch * STALL_S_PER_GIB * max(0.0, lacking_gib))
+    assert (estimate.step.stalls > 0) == (micro_batch == 2)
+    assert estimate.step.total_s == pytest.approx(measured_s, rel=0.1)

@@ -68,7 +68,7 @@ SPACES = {
         "offload_optimizer": [False, True],
     },
 }
-SPACES["primus"] = SPACES["megatron"] | {"schedule": ["1f1b", "interleaved", "zbv", "zero_bubble"]}
+SPACES["primus"] = SPACES["megatron"] | {"schedule": ["1f1b", "interleaved", "zbv", "zero_bubble", "v_half", "v_min"]}
 SPACES["nemo"] = SPACES["megatron"] | {"model": [LLAMA, LLAMA_405B, EXPERTS], "precision": ["bf16", "fp16", "mxfp8"]}
 DEGREES = {"dp_replicate": [1, 2], "dp_shard": [1, 2, 8], "tp": [1, 2], "cp": [1, 2], "pp": [1, 2, 4]}
 JOB_FIELDS = ("model", "precision", "state", "document_tokens")
