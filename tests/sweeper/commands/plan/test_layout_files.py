@@ -236,8 +236,8 @@ def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) 
         (primus("maxtext", "{}"), "framework=maxtext: not read of Primus. Read: megatron, torchtitan, megatron_bridge"),
         (primus("megatron", "{seq_length: '${LENGTH}'}"), "seq_length=.{LENGTH}: the file gives it no default"),
         (
-            primus("megatron", "{patch_primus_pipeline: true, pp_algorithm: v-half}"),
-            "pp_algorithm=v-half: no layout has",
+            primus("megatron", "{patch_primus_pipeline: true, pp_algorithm: zero-bubble-heuristic}"),
+            "pp_algorithm=zero-bubble-heuristic: no layout has",
         ),
         (primus("megatron_bridge", "{peft: lora}"), "peft=lora: training of adapters is not planned"),
         (RECIPE.replace("_pretrain_", "_peft_"), "recipe=llama3_8b_peft_config: training of adapters is not planned"),
