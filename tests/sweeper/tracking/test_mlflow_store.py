@@ -199,6 +199,8 @@ def test_a_web_server_without_mlflow_is_refused(tmp_path: Path) -> None:
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(UserInputError, match=r"no MLflow server responds there \(status 404\)"):
-            mlflow_store.check_uri(f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
+        try:
+            with pytest.raises(UserInputError, match=r"no MLflow server responds there \(status 404\)"):
+                mlflow_store.check_uri(f"http://127.0.0.1:{server.server_port}")
+        finally:  # otherwise the thread would take a core until the end of all tests
+            server.shutdown()
