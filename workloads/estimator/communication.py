@@ -227,6 +227,4 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
 
 def host_copies_s(placed: PlacedJob, owned_weights: float) -> float:
     """Estimate how many seconds copying gradients to the host and weights back takes if the optimizer runs there."""
-    if not placed.layout.offload_optimizer:
-        return 0.0
-    return owned_weights * (2 + 2) / (HOST_LINK_GB_S * 1e9)
+    return owned_weights * (2 + 2) / (HOST_LINK_GB_S * 1e9) if placed.layout.offload_optimizer else 0.0

@@ -209,16 +209,18 @@ def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> fl
 
 
 def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> float:
-    """Return how many values per token this project's context-parallel attention reads and writes around its kernels.
+    """Return how many values per token context-parallel attention reads and writes around its kernels.
     With gathered keys and values, `workloads.parallel.context` orders the keys and values of all ranks, merges two
-    results for each of two query parts, and sums gradients in fp32."""
-    model, layout = placed.model, placed.layout
-    if layout.cp == 1 or not is_own(placed.job) or layout.cp_method != "allgather":
+    results for each of two query parts, and sums gradients in fp32. torchtitan uses PyTorch's code (2.11,
+    _context_parallel/_attention.py), which merges results and passes gradients on in fp32."""
+    model, cp, is_torch = placed.model, placed.layout.cp, placed.job.trainer == "torchtitan"
+    if cp == 1 or placed.layout.cp_method != "allgather" or not (is_torch or is_own(placed.job)):
         return 0.0
-    queries, keys_values = model.heads * model.head_size / layout.tp, model.kv_features / layout.tp
-    if backward:
-        return 13 * queries + (12 * layout.cp + 7) * keys_values
-    return 7 * queries + (2 + 2 * layout.cp) * keys_values
+    if is_torch:
+        queries, keys_values = (5 * cp + 5, 12.5 * cp + 1.5) if backward else (19 * cp - 13, 2 * cp)
+    else:
+        queries, keys_values = (13, 12 * cp + 7) if backward else (7, 2 + 2 * cp)
+    return (queries * model.heads * model.head_size + keys_values * model.kv_features) / placed.layout.tp
 
 
 # In most trainers, the host must read how many tokens each expert of a dropless mixture gets. ROUTING_S is a pass's
@@ -281,10 +283,9 @@ _BLOCK_SECONDS: dict[tuple[object, ...], BlockSeconds] = {}
 def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     """Estimate a block's time. Results are cached, because a search needs the same operations in many layouts."""
     job, layout, device = placed.job, placed.layout, placed.cluster.device
-    if placed.plain_share:  # the mean over blocks
+    if share := placed.plain_share:  # the mean over blocks
         jobs = [replace(job, precision=name, bf16_blocks=0) for name in (job.precision, placed.plain_dtype)]
         low, plain = (vars(block_seconds(PlacedJob(some, placed.cluster), layer)) for some in jobs)
-        share = placed.plain_share
         return BlockSeconds(**{name: low[name] * (1 - share) + plain[name] * share for name in low})
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
