@@ -15,7 +15,7 @@ import pandas as pd
 
 from sweeper.common.format import count, format_number, format_point
 from sweeper.metrics.intervals import MIN_STEPS, Interval, interval_of_steps, level_of_median
-from sweeper.results.ranking import BestResult, find_speed_metric, read_work, select_complete
+from sweeper.results.ranking import find_speed_metric, read_work, select_complete
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, find_worst, run_of_interval
 
 SHOWN_PAIRS = 5
@@ -72,13 +72,6 @@ def describe_comparison(works: Sequence[ComparedWork], gate: Gate) -> tuple[str,
     worst = find_worst([work.result for work in works if work.result])
     verdict = [f"verdict: {worst.verdict}, at a threshold of {gate.threshold:g}"] if worst else []
     return "\n".join([*map(str, works), *verdict]), worst.verdict if worst else None
-
-
-def describe_basis(first: BestResult, second: BestResult) -> str:
-    """Describe which measurements the intervals of two results are based on."""
-    rounds = (first.rounds, second.rounds)
-    basis, other = (f"{number} rounds of finals" if number else "the steps of one trial" for number in rounds)
-    return f"{basis} each" if basis == other else f"{basis} against {other}"
 
 
 class Pair(NamedTuple):

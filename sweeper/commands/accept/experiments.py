@@ -74,13 +74,9 @@ def read_experiments(kind: str, profile: Profile) -> tuple[Experiment, ...]:
     return tuple(Experiment(**{**row, "parameters": own}) for row, own in zip(rows, chosen, strict=True))
 
 
+@cache
 def spread_of(kind: str, test: str) -> Spread:
     """Return the spread of a test's results: the first row of spreads.csv whose text is part of the test's name."""
-    return next(spread for text, spread in _read_spreads(kind) if text in test)
-
-
-@cache
-def _read_spreads(kind: str) -> list[tuple[str, Spread]]:
     rows = csv.DictReader(Path(__file__).with_name("spreads.csv").read_text().splitlines())
-    names = ("device", "node", "run", "expected", "worth")
-    return [(row["tests"], Spread(*(float(row[name]) for name in names))) for row in rows if row["kind"] == kind]
+    row = next(row for row in rows if row["kind"] == kind and row["tests"] in test)
+    return Spread(*(float(row[name]) for name in ("device", "node", "run", "expected", "worth")))

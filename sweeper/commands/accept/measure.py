@@ -124,7 +124,8 @@ def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Expe
         # A GPU has one rank. A CPU has one rank for all its cores, or two if the ranks communicate.
         on_cpu = 1 if "device" in scopes else max(min(CPU_RANKS, of_nodes.devices), len(of_nodes.nodes))
         ranks = of_nodes.devices if target.is_gpu else on_cpu
-        fitting = [e for e in experiments if e.scope in scopes and _fits(e, ranks)]
+        fits = {"device": True, "pair": ranks > 2 and ranks % 2 == 0}  # other scopes need two ranks
+        fitting = [e for e in experiments if e.scope in scopes and fits.get(e.scope, ranks > 1)]
         own = deque(e for e in fitting if choose_parameters(of_nodes, e, ranks))
         return Job(of_nodes, tuple(names[number] for number in nodes), ranks, own) if own else None
 
@@ -135,12 +136,6 @@ def plan_phases(target: Target, names: Sequence[str], experiments: Sequence[Expe
     plans += [([list(range(count))], {"whole"})] if count > 1 else []
     phases = [[job for nodes in groups if (job := build(nodes, scopes))] for groups, scopes in plans]
     return [phase for phase in phases if phase]
-
-
-def _fits(experiment: Experiment, ranks: int) -> bool:
-    if experiment.scope == "pair":
-        return ranks > 2 and ranks % 2 == 0
-    return experiment.scope == "device" or ranks > 1
 
 
 def pair_rounds(count: int) -> list[list[list[int]]]:

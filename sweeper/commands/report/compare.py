@@ -65,13 +65,15 @@ def _compare_results(
     unit = ranking.SPEED_UNITS[sides[0].speed_metric]
     unit += " per device" if max(side.devices for side in sides) > 1 else ""
     compared = comparison.judge(before, after, gate)
+    bases = [f"{side.rounds} rounds of finals" if side.rounds else "the steps of one trial" for side in sides]
+    basis = f"{bases[0]} each" if bases[0] == bases[1] else " against ".join(bases)
     return comparison.ComparedWork(
         work=label,
         device=" and ".join(platforms),
         earlier=f"{before} of {earlier[0]}",
         now=f"{after} {unit} of {new[0]}",
         result=compared,
-        detail=f"from {comparison.describe_basis(*sides)}; {comparison.describe_spread(compared)}",
+        detail=f"from {basis}; {comparison.describe_spread(compared)}",
     )
 
 

@@ -10,9 +10,15 @@ from tests.support.parallel_ranks import BATCH, Ranks, Trained, assert_same_trai
 from workloads.layouts.layout import SPLIT_SCHEDULES, Checkpointing, Layout
 from workloads.parallel import TORCH_VERSION, BlockKind
 
+# Gradients of these are reduced in the last of several micro-batches.
+GATHERED = [
+    Layout(**{degree: 2}, micro_batch=1, reshard_after_forward=False, global_batch=BATCH)
+    for degree in ("dp_shard", "tp", "cp", "pp")
+]
+
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layout", [layout for layout in LAYOUTS + LONG_LAYOUTS if layout.gpus == 2], ids=str)
+@pytest.mark.parametrize("layout", GATHERED + [one for one in LAYOUTS + LONG_LAYOUTS if one.gpus == 2], ids=str)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_layouts_over_two_gpus_train_like_one_cpu_process(
     layout: Layout, compiled: bool, gpus: Ranks, reference: Trained
