@@ -1,4 +1,4 @@
-"""Find out which parts of a sweep's code are on a node.
+"""Determine which parts of a sweep's code are present on a node.
 
 Ray sends this module by value (`cluster._request_description`), so a node without our code can run it. For the same
 reason, the module imports only the standard library.

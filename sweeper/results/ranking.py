@@ -115,7 +115,7 @@ def read_value(row: Any, metric: str) -> Interval:
 
 
 def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
-    """Return the best result for each device, number of devices and kind of work, sorted by work, then by speed."""
+    """Return the best result for each device, device count and kind of work, sorted by work, then by speed."""
     complete = select_complete(trials)
     if "is_beyond_limit" in complete:
         complete = complete[~complete["is_beyond_limit"].astype(bool)]
@@ -215,7 +215,7 @@ def describe_differences(work: Mapping[str, str], other: Mapping[str, str]) -> l
 
 
 def read_space(sweep: Mapping[str, Any], work: Mapping[str, str]) -> dict[str, str]:
-    """Given a row of `Stored.sweeps`, return the searched parameters in a work's identity, with the space as text."""
+    """Given a row of `Stored.sweeps`, return the searched parameters of a work's identity, and the space as text."""
     names = [name for name, value in work.items() if value == SEARCHED]
     # Version 0.3 kept the space in the sweep's parameters. Fields that are missing in a row are NaN.
     texts = {name: (sweep.get(f"tag.space.{name}"), sweep.get(f"param.{name}")) for name in names}

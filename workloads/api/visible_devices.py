@@ -52,8 +52,8 @@ def select(available: str, chosen: str) -> str:
 def restrict_program(environment: Mapping[str, str], devices: str) -> dict[str, str]:
     """Return variables that restrict a program to `devices` and replace those in this worker's `environment`.
 
-    On AMD, Ray sets HIP_VISIBLE_DEVICES for a worker. The program gets its GPUs in ROCR_VISIBLE_DEVICES, and 0, 1, … in
-    HIP_VISIBLE_DEVICES. A trainer that resets HIP_VISIBLE_DEVICES to its first GPUs keeps the same GPUs.
+    On AMD, Ray sets HIP_VISIBLE_DEVICES for a worker. Set ROCR_VISIBLE_DEVICES to the program's GPUs, and
+    HIP_VISIBLE_DEVICES to 0, 1, …. A trainer that resets HIP_VISIBLE_DEVICES to its first GPUs keeps the same GPUs.
     """
     if not devices:
         return {}

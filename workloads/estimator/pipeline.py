@@ -99,10 +99,10 @@ def bubble_s(ranks: Sequence[PassTimes], layout: Layout) -> float:
     backward passes, the bubble is F + I - W (forward, input, weight passes): waiting ranks compute weight gradients
     (ZB-H1, 2401.10241). For passes of equal length, this also holds for ZBV and DualPipeV (`build_timeline`), because
     the optimizer waits for the last rank. ZBV's paper reports no bubble: its ranks start their optimizers one by one
-    and do not clip by the global norm. DualPipe's authors report this bubble if backward passes hide forward passes.
+    and do not clip by the global norm. DualPipe's authors report this bubble if forward and backward passes overlap.
 
-    V-Half and V-Min also wait in each micro-batch unless their passes are equally long. Their timeline shows it; after
-    three rounds of `pp` micro-batches it repeats.
+    V-Half and V-Min also wait in every micro-batch unless all passes take the same time. Their timeline shows these
+    waits, and repeats after three rounds of `pp` micro-batches.
     """
     slowest = max(ranks, key=lambda rank: rank.total)
     if layout.schedule in CONTROLLED_SCHEDULES:
@@ -163,7 +163,7 @@ def list_actions(schedule: Schedule, rank: int, pp: int, chunks: int, microbatch
 
 def _list_looped(rank: int, pp: int, chunks: int, microbatches: int, *, hops: int, is_split: bool) -> Iterator[str]:
     """Yield the passes of a rank with every `pp`-th stage: after a warm-up, alternating forward and backward passes.
-    The warm-up has `hops` extra passes per later rank. Split-off weight gradients lag by one pass per earlier rank."""
+    During warm-up, a rank runs `hops` extra passes per later rank. Weight gradients lag a pass per earlier rank."""
     in_round = microbatches // max(1, microbatches // pp)
     total = microbatches * chunks
     warm_up = min((chunks - 1) * in_round + hops * (pp - 1 - rank), total)

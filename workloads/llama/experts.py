@@ -63,7 +63,7 @@ class Order(NamedTuple):
 
 
 def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *, multiple: int = 1) -> Order:
-    """Return the rows of experts[tokens, experts_per_token] sorted by expert, without waiting for the host.
+    """Return the rows of experts[tokens, experts_per_token] sorted by expert, without synchronizing with the host.
 
     Expert numbers of `count` and above belong to other ranks and have no rows; the others have at most `most_rows` in
     total. If `multiple` is above 1, each expert's rows are padded to a multiple of it, and to at least one multiple.

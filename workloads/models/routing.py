@@ -41,7 +41,7 @@ def executed_imbalance(requested: float | None, measured: float | None, shape: M
 
 
 def tokens_of_experts(tokens: int, experts: int, imbalance: float, seed: int = 0) -> list[int]:
-    """Return the number of tokens of each expert, in random order. The loads follow Zipf's law, rank^-s.
+    """Return the number of tokens for each expert, in random order. The loads follow Zipf's law, rank^-s.
 
     The exponent s is chosen so that the busiest expert has `imbalance` times the mean load. An imbalance of 1 gives
     equal loads; the maximum is `experts`. Loads are whole numbers whose sum is `tokens`.

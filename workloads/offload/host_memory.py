@@ -107,7 +107,7 @@ def bind_pages(block: torch.Tensor, node: int) -> str:
 
 
 def read_nodes(block: torch.Tensor) -> set[int]:
-    """Return the nodes of some pages of a touched block; empty if the kernel does not report them."""
+    """Return the NUMA nodes of sampled pages in a touched block; empty if the kernel does not report them."""
     start, size = _whole_pages(block)
     nodes, flags = set(), ctypes.c_ulong(MPOL_F_NODE | MPOL_F_ADDR)
     for offset in range(0, size, max(mmap.PAGESIZE, size // SAMPLED_PAGES // mmap.PAGESIZE * mmap.PAGESIZE)):
