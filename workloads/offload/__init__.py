@@ -11,7 +11,7 @@ from workloads.models.routing import Routing, check_imbalance
 from workloads.offload.plan import Distribution, count_training_state_bytes
 
 OffloadModelName = Literal[
-    ModelName, "ml_dataflow_15b", "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"
+    ModelName, "llama3_405b", "ml_dataflow_15b", "qwen3_moe_tiny", "olmoe_1b_7b", "qwen3_30b_a3b", "mixtral_8x7b"
 ]
 
 
