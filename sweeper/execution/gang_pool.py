@@ -296,6 +296,12 @@ class GangPool:
         self._assign_backlog()
         return ended
 
+    def time_out(self) -> list[tuple[Trial, TrialResult]]:
+        """End the running trials as too slow. Return those that have ended, with the results of ranks that are done."""
+        for running in (gang.trials[0] for gang in self.gangs if gang.ready and gang.trials):
+            running.kill_after_s = running.timeout_s = time.monotonic() - running.started_s
+        return self.wait(0.0)
+
     # ── steps of running trials ──
 
     def collect_reports(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:

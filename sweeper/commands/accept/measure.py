@@ -76,9 +76,7 @@ class Job:
     def start(self) -> None:
         """Start the workers and queue the first experiment."""
         first = self.experiments[0]
-        resources = GangResources(self.ranks)
-        longest_s = max(map(timeout_s, self.experiments))
-        spec = GangSpec(first.workload, {}, settings=None, resources=resources, timeout_s=longest_s)
+        spec = GangSpec(first.workload, {}, None, GangResources(self.ranks), max(map(timeout_s, self.experiments)))
         self.pool = GangPool(self.target, spec, count=1)
         self._submit(START_TIMEOUT_S)
 
@@ -88,15 +86,22 @@ class Job:
         self.pool.submit(Trial(0, choose_parameters(self.target, self.experiments[0], self.ranks)))
         self.deadline_s = time.monotonic() + timeout_s(self.experiments[0]) + further_s
 
-    def poll(self) -> tuple[Experiment, TrialResult] | None:
-        """Return the experiment that has ended, if any, and start the next experiment. Losing a node ends the job."""
-        assert self.pool
+    def poll(self, end_s: float) -> tuple[Experiment, TrialResult] | None:
+        """Return the experiment that has ended, if any, and start the next experiment. Losing a node ends the job.
+
+        After `end_s`, on the monotonic clock, experiments are cancelled. A device that takes too long does not take the
+        results of the others with it.
+        """
+        if self.is_lost or self.pool is None or time.monotonic() > end_s:
+            reason = "a node of it was lost" if self.is_lost else "no time was left for it in this profile"
+            return self.experiments.popleft(), _failure(TrialStatus.CANCELLED, reason)
         try:
             ended = self.pool.wait(0.0)
+            if not ended and time.monotonic() > self.deadline_s:
+                late = _failure(TrialStatus.TIMED_OUT, "no worker responded in time")
+                ended = self.pool.time_out() or [(Trial(0, {}), late)]
         except ClusterError as error:
             ended = [(Trial(0, {}), _failure(TrialStatus.LOST, str(error)))]
-        if not ended and time.monotonic() > self.deadline_s:
-            ended = [(Trial(0, {}), _failure(TrialStatus.TIMED_OUT, "no worker responded in time"))]
         if not ended:
             return None
         experiment, result = self.experiments.popleft(), ended[0][1]
@@ -163,7 +168,7 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
                 if time.monotonic() < deadline_s and not job.is_lost:
                     job.start()
             while running:
-                ended = [(job, one) for job in running if (one := _poll(job, deadline_s))]
+                ended = [(job, one) for job in running if (one := job.poll(deadline_s))]
                 for job, (experiment, result) in ended:
                     late.update(job.names if result.status is TrialStatus.TIMED_OUT else ())
                     lost |= job.find_lost(result) | {name for name, times in late.items() if times > 1}
@@ -186,13 +191,6 @@ def _limit_last(running: Sequence[Job], most: int) -> None:
         experiment = job.experiments[0]
         if left[next(iter(experiment.tests))] <= most:
             job.deadline_s = min(job.deadline_s, time.monotonic() + timeout_s(experiment, LAST_S))
-
-
-def _poll(job: Job, deadline_s: float) -> tuple[Experiment, TrialResult] | None:
-    if job.is_lost or job.pool is None or time.monotonic() > deadline_s:
-        reason = "a node of it was lost" if job.is_lost else "no time was left for it in this profile"
-        return job.experiments.popleft(), _failure(TrialStatus.CANCELLED, reason)
-    return job.poll()
 
 
 def skip_measured(phases: Sequence[Sequence[Job]], readings: Iterable[Reading]) -> None:
@@ -261,9 +259,6 @@ def summarize(title: str, readings: Sequence[Reading]) -> Iterator[str]:
     """Yield a line for each test: the rates of the slowest and the fastest part, or the reason why there is no rate."""
     for test in dict.fromkeys(reading.test for reading in readings):
         own = [reading for reading in readings if reading.test == test]
-        if problems := [reading.problem for reading in own if reading.problem]:
-            yield f"{title}: {test}: {problems[0]}"
-            continue
-        values = [reading.value for reading in own]
-        ends = sorted({min(values), max(values)})
-        yield f"{title}: {test}: {' to '.join(map(format_number, ends))} {own[0].unit}"
+        ends = sorted({min(reading.value for reading in own), max(reading.value for reading in own)})
+        rates = f"{' to '.join(map(format_number, ends))} {own[0].unit}"
+        yield f"{title}: {test}: {next((reading.problem for reading in own if reading.problem), rates)}"
