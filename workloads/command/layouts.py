@@ -37,7 +37,9 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
     # A domain has at least as many GPUs as a node.
     topology = replace(topology, gpus_per_domain=max(topology.gpus_per_domain, machine.ranks_per_node))
     cluster = replace(machine.cluster, topology=topology, gpus=machine.world_size)
-    if violation := find_violation(job, cluster, COMMON_RULES):
+    # `read_job` calls an unknown trainer own. Megatron's rules are the strictest of those for other trainers.
+    checked = job if settings.trainer else replace(job, trainer="megatron")
+    if violation := find_violation(checked, cluster, COMMON_RULES):
         return Estimate(violation.reason, violation.rule, description=description)
     if job.model.layers % job.layout.pp:
         reason = f"pp {job.layout.pp} does not divide {job.model.layers} layers"

@@ -117,7 +117,7 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         layout = replace(problem.job.layout, **problem.fixed)
         job, cluster = replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus)
         if violation := find_violation(job, cluster):
-            is_common = find_violation(job, cluster, COMMON_RULES) is not None
+            is_common = find_violation(replace(job, trainer="megatron"), cluster, COMMON_RULES) is not None
             raise UserInputError(violation.reason if is_common else f"{violation.reason}, with trainer=own")
         given = {**problem.given, "global_batch": problem.job.layout.global_batch}
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")

@@ -15,7 +15,7 @@ from workloads.api.contract import Machine, Rank
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
 from workloads.command.invocation import build_invocation
-from workloads.command.layouts import read_job
+from workloads.command.layouts import estimate_layout, read_job
 from workloads.formats import megatron, torchtitan
 from workloads.formats.files import FORMATS, canonical, read_layout, render
 from workloads.formats.megatron import _read_dense_layers
@@ -23,7 +23,7 @@ from workloads.formats.own import own_support
 from workloads.formats.printed import read_printed_layout
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
-from workloads.models.model import Model
+from workloads.models.model import MODELS, TRAINED_MODELS, Model
 
 LOGS = Path(__file__).parents[2] / "samples" / "logs"
 LLAMA = Model(32, 4096, 32, 8, 128, 14336, 128256)
@@ -214,6 +214,24 @@ def test_a_pipeline_of_torchtitan_is_filled_by_one_local_batch() -> None:
     text = render(job, 8).text
     assert "local_batch_size = 16" in text
     assert "pipeline_parallel_microbatch_size = 2" in text
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        ({"tp": 2}, ""),  # programs pad a vocabulary
+        ({"pp": 4, "stages_per_rank": 2, "schedule": "interleaved", "micro_batch": 2, "dp_shard": 2}, "multiple of 4"),
+    ],
+)
+def test_a_program_of_an_unknown_trainer_follows_the_rules_of_other_trainers(
+    layout: dict[str, object], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for models in (MODELS, TRAINED_MODELS):
+        monkeypatch.setitem(models, "odd", replace(MODELS["llama3_8b"], vocabulary=50_257))
+    sizes: dict[str, Any] = {"global_batch": "24", "sequence_length": "1024", "dtype": "bf16"}
+    settings = load("command").Settings(run="x", model="odd", layout=layout, **sizes)  # type: ignore[attr-defined]
+    estimate = estimate_layout(settings, {}, Machine("gpu", "sm90", 8, 8, 80.0, cluster=cluster(8)))
+    assert (reason in estimate.unsupported_reason) if reason else not estimate.unsupported_reason
 
 
 @pytest.mark.parametrize("pp", [1, 2])
