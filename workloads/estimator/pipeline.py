@@ -214,8 +214,8 @@ def _list_controlled(rank: int, pp: int, _: int, microbatches: int, *, hops: int
     """Yield the passes of V-Half or V-Min (arXiv 2405.15362, in time slots of one pass).
 
     A first forward pass starts `hops` slots after that of the rank before, and the passes of a micro-batch start six
-    slots after those of the one before. Weight gradients fill free slots, the
-    oldest first; after the last forward pass every second slot, so that backward passes do not wait for them.
+    slots after those of the micro-batch before. Weight gradients fill free slots, the oldest first. After the last
+    forward pass they fill every second slot, so that backward passes do not wait for them.
     """
     turn, gap = (hops + 1) * pp, 3 * (pp % 2 == 0) if hops == 2 else 2 * (pp % 3 == 0)
     starts = (hops * rank, turn - rank - hops, turn + gap + hops * rank - hops + 1, 2 * turn + gap - rank - hops)

@@ -53,11 +53,7 @@ class SearchResult:
 
 
 def find_layouts(
-    job: Job,
-    cluster: Cluster,
-    options: Mapping[str, Sequence[Any]],
-    fixed: Mapping[str, Any],
-    keep: int = 20,
+    job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any], keep: int = 20
 ) -> SearchResult:
     """Return the `keep` fastest layouts that fit. See `list_families` for `options` and `fixed`."""
     for share in (1 + find_band(job, cluster, "memory").error_share, 1.0):

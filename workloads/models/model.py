@@ -321,7 +321,7 @@ def _read_table() -> dict[str, Model]:
 
 
 MODELS = _read_table()
-TRAINED_MODELS = {name: MODELS[name] for name in (*get_args(ModelName), "ml_dataflow_15b", *EXPERT_MODELS)}
+TRAINED_MODELS = {n: MODELS[n] for n in (*get_args(ModelName), "llama3_405b", "ml_dataflow_15b", *EXPERT_MODELS)}
 
 
 def find_trained_name(model: Model) -> str | None:

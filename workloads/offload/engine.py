@@ -239,13 +239,14 @@ class Engine:
 
     @torch.no_grad()
     def rehearse(self, groups: Tensor) -> None:
-        """Run a round of `step`'s tokens without an update and without exchanges that other processes would wait for.
+        """Run one or two rounds of `step`'s tokens without an update or exchanges that other processes would wait for.
 
         Afterwards, kernels are compiled, and the process has used nearly all the memory that it will need.
         """
         counting, self._math = self._math, copy(self._math)  # the copy counts tokens routed by missing weights
         self.copy_streams.skips_exchanges = True
-        self._run_round(groups.to(self.device), 1, is_first=True, is_last=False)
+        for n in range(min(2, self.plan.accumulation_rounds)):  # later rounds add to the gradients of the first one
+            self._run_round(groups.to(self.device), 1, is_first=n == 0, is_last=False)
         self.copy_streams.skips_exchanges, self._math = False, counting
         for gradient in self._embedding_and_head.gradients:
             gradient.zero_()

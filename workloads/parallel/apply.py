@@ -82,11 +82,11 @@ class OnePoolReduceScatter(DefaultReduceScatter):
     """Reduces gradients that live until the optimizer's step into memory of the stream that computes.
 
     FSDP's own stream has another memory pool, which keeps their memory (15 GiB for 8B over two GPUs in fp32) while a
-    step's other micro-batches need it. Unsafe for gradients that FSDP accumulates, because it frees them too early.
+    step's other micro-batches need it. Unsafe for gradients that FSDP accumulates or casts: it frees them too early.
     """
 
     def allocate(self, *size: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
-        with torch.cuda.stream(torch.cuda.default_stream() if device.type == "cuda" else None):
+        with torch.cuda.stream(torch.cuda.default_stream()):
             return super().allocate(*size, dtype=dtype, device=device)
 
 
@@ -275,7 +275,7 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         # Gradients are averaged over the mesh, which may have only one rank.
         mesh = groups.mesh["dp_replicate", "dp_shard_cp"] if layout.dp_replicate > 1 else groups.mesh["dp_shard_cp"]
         shard_stage(stage, mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
-        if layout.dp_replicate == 1 and not layout.reshard_after_forward:  # then only the last micro-batch reduces
+        if mesh.device_type == "cuda" and mesh.ndim == 1 and not layout.reshard_after_forward:  # reduces once a step
             for module in (module for module in stage.modules() if isinstance(module, FSDPModule)):
                 module.set_custom_reduce_scatter(OnePoolReduceScatter())
     stage.rope = rope

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 from torch.distributed.tensor import debug
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.attention import SDPBackend
@@ -133,3 +134,15 @@ def test_flash_attention_4_has_its_two_functions() -> None:
         backward = inspect.signature(interface._flash_attn_bwd).parameters
         assert list(forward)[:3] == ["q", "k", "v"] and {"causal", "return_lse"} <= forward.keys()
         assert list(backward)[:6] == ["q", "k", "v", "out", "dout", "lse"] and "causal" in backward
+
+
+def test_fsdp_waits_for_the_computing_stream_before_it_allocates_a_reduced_gradient() -> None:
+    """`workloads.parallel.apply.OnePoolReduceScatter` allocates it for that stream, which needs this order.
+
+    If a later version differs, allocate in the current stream again (which takes more memory).
+    """
+    source = inspect.getsource(_fsdp_collectives.foreach_reduce)
+    order = [
+        source.index(text) for text in ("wait_stream(current_stream)", "reduce_output = reduce_scatter_comm.allocate(")
+    ]
+    assert order == sorted(order)

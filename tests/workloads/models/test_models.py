@@ -236,7 +236,7 @@ def test_an_unknown_name_has_a_suggestion() -> None:
 def test_a_model_that_this_project_trains_is_found_by_its_sizes() -> None:
     assert [find_trained_name(MODELS[name]) for name in TRAINED_MODELS] == list(TRAINED_MODELS)
     assert set(get_args(OffloadModelName)) <= set(TRAINED_MODELS)  # else every trial of the others is refused
-    assert find_trained_name(MODELS["llama3_405b"]) is None
+    assert find_trained_name(MODELS["gpt3_175b"]) is None
 
 
 def test_the_table_has_what_the_trainer_needs() -> None:
