@@ -157,11 +157,12 @@ def _estimate_spread(
 ) -> Spread:
     """Return the spread between runs, measured if there are enough runs or if they contradict the assumed spread.
     `squares` is the sum of squared deviations of the logarithms from their group means."""
-    from scipy.special import chdtri  # takes 0.2 s to import
+    freedom, likely = sum(counts) - 2, math.inf
+    if 0 < freedom < MEASURED_FROM:
+        from scipy.special import chdtri  # takes 0.2 s to import
 
-    freedom = sum(counts) - 2
-    likely = (assumed**2 + max(known_errors)) * float(chdtri(freedom, CONTRADICTED_AT))
-    if freedom < MEASURED_FROM and (not freedom or squares <= likely):
+        likely = (assumed**2 + max(known_errors)) * float(chdtri(freedom, CONTRADICTED_AT))
+    if freedom < MEASURED_FROM and squares <= likely:
         return Spread(assumed, errors)
     inside = sum((count - 1) * error for count, error in zip(counts, known_errors, strict=True))
     return Spread(math.sqrt(max(0.0, (squares - inside) / freedom)), known_errors, freedom)

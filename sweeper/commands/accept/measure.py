@@ -89,9 +89,8 @@ class Job:
     def poll(self, end_s: float) -> tuple[Experiment, TrialResult] | None:
         """Return the experiment that has ended, if any, and start the next experiment. Losing a node ends the job.
 
-        After `end_s`, on the monotonic clock, experiments are cancelled. A device that takes too long does not take the
-        results of the others with it.
-        """
+        After `end_s`, on the monotonic clock, experiments are cancelled. If one device takes too long, the results of
+        the others are kept."""
         if self.is_lost or self.pool is None or time.monotonic() > end_s:
             reason = "a node of it was lost" if self.is_lost else "no time was left for it in this profile"
             return self.experiments.popleft(), _failure(TrialStatus.CANCELLED, reason)
