@@ -29,11 +29,11 @@ from workloads.parallel.apply import (
     build_groups,
     build_stages,
     fp8_gathers,
-    reorder_fused_rows,
     separate_group_names,
 )
 from workloads.parallel.profiling import profile_step
 from workloads.parallel.stage import Stage, build_initializer, named_llama_parameters
+from workloads.parallel.tensor import reorder_fused_rows
 from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
 
 CPU = torch.device("cpu")

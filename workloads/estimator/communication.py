@@ -5,6 +5,7 @@ import math
 from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob, Weights, divided_weights
 from workloads.hardware.cluster import Cluster, Group, Topology
+from workloads.layouts.trainers import is_own
 
 # All-gathers of large messages in nccl-tests reach 350 to 370 of an H100's 450 GB/s, and 230 to 235 of an A100's 300.
 LINK_SHARE = 0.78
@@ -99,10 +100,11 @@ def tensor_s(placed: PlacedJob, layer: int) -> float:
     """Estimate the exposed time in seconds of a block's tensor-parallel collectives in one pass.
 
     On the residual stream, attention and a dense MLP each need an all-gather and a reduce-scatter. Without sequence
-    parallelism, an all-reduce replaces each pair. Experts need no collective, because their tokens are already divided.
+    parallelism, an all-reduce replaces each pair. Experts need no collective, because their tokens are already divided;
+    nor does this project's shared expert, which is whole on each rank.
     """
     model = placed.model
-    is_dense = not model.has_experts(layer) or model.shared_expert_intermediate_size > 0
+    is_dense = not model.has_experts(layer) or (model.shared_expert_intermediate_size > 0 and not is_own(placed.job))
     collectives = 2 * (model.mixer(layer) != "none") + 2 * (model.has_mlp(layer) and is_dense)
     if not collectives:
         return 0.0
@@ -139,8 +141,9 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
         return 0.0
     if placed.job.dispatcher == "allgather":
         # Whole tokens and outputs, and each token's expert indices and weights in fp32 (workloads/llama/experts.py).
-        gathered_bytes = placed.tokens * group.ranks * model.hidden_size * placed.element_bytes
-        choice_bytes = placed.tokens * group.ranks * model.experts_per_token * 8
+        tokens = placed.tokens / placed.layout.tp * group.ranks
+        gathered_bytes = tokens * model.hidden_size * placed.element_bytes
+        choice_bytes = tokens * model.experts_per_token * 8
         gathers_s = [all_gather_s(placed.cluster, group, total) for total in (gathered_bytes, choice_bytes)]
         return 2 * gathers_s[0] + gathers_s[1]
     domain = placed.cluster.topology.gpus_per_domain
@@ -178,6 +181,19 @@ def average_s(placed: PlacedJob, weights: Weights) -> float:
     """Estimate the time, in seconds, to average the gradients that a rank owns over the model's replicas."""
     owned_bytes = divided_weights(placed, weights) * placed.gradient_bytes
     return all_reduce_s(placed.cluster, placed.replicate_group, owned_bytes)
+
+
+def copies_sum_s(placed: PlacedJob, weights: Weights, *, per_step: bool) -> float:
+    """Estimate the time, in seconds, to add up the gradients of experts that several ranks of a replica hold.
+
+    If FSDP manages the experts and reduces each micro-batch, so are these sums; otherwise they run once per step.
+    """
+    layout = placed.layout
+    is_repeated = layout.ep == 1 and layout.reshard_after_forward and placed.is_sharded
+    if is_repeated == per_step:
+        return 0.0
+    element_bytes = placed.element_bytes if is_repeated else placed.gradient_bytes
+    return all_reduce_s(placed.cluster, placed.expert_copies_group, weights.experts * element_bytes)
 
 
 def pipeline_send_s(placed: PlacedJob) -> float:

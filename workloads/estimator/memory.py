@@ -40,7 +40,8 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
         whole = max(2 * placed.tokens * saved_elements(placed, layer, "none") for layer in saved)
         recomputed = 1.25 * (whole + _score_bytes(placed))
     if is_own(placed.job):  # a block's expert gradients are whole before they are added to other tokens' gradients
-        recomputed += placed.element_bytes * max(block_gpu_weights(placed, layer).experts for layer in saved)
+        copies = 2 if layout.tp > 1 and layout.ep == 1 else 1  # their sum over tensor-parallel ranks is a copy
+        recomputed += copies * placed.element_bytes * max(block_gpu_weights(placed, layer).experts for layer in saved)
     # Logits, logit gradients, and the loss's copies of both.
     tokens = min(placed.tokens, LOSS_CHUNK_TOKENS) if placed.trainer.chunked_loss else placed.tokens
     loss = tokens * model.vocabulary / layout.tp * _logit_bytes(placed)
@@ -105,7 +106,8 @@ def _gathered_bytes(placed: PlacedJob, weights: Weights, layer: int) -> float:
     if _has_whole_gradients(placed):
         return _gathered_weights(placed, weights) * (2 + placed.gradient_bytes)
     gathered = block_gpu_weights(placed, layer)
-    block = gathered.shared + (gathered.experts if placed.expert_shard_group.ranks > 1 else 0.0)
+    is_cast = is_own(placed.job) and placed.layout.ep == 1  # also on one rank
+    block = gathered.shared + (gathered.experts if is_cast or placed.expert_shard_group.ranks > 1 else 0.0)
     if not placed.layout.reshard_after_forward:
         return _gathered_weights(placed, weights) * 2 + placed.gradient_bytes * block
     ends = placed.model.head_weights / placed.layout.tp

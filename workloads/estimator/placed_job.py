@@ -56,9 +56,13 @@ class PlacedJob:
         self.shard_group = Group(layout.dp_shard * layout.cp, layout.tp)
         self.replicate_group = Group(layout.dp_replicate, layout.tp * self.shard_group.ranks)
         self.expert_group = Group(layout.ep, 1)
-        # This project's trainer does not shard experts that it divides among ranks.
-        shards = 1 if is_own(job) and layout.ep > 1 else self.shard_group.ranks * layout.tp // layout.ep
-        self.expert_shard_group = Group(max(1, shards), layout.ep)
+        shards = max(1, self.shard_group.ranks * layout.tp // layout.ep)
+        self.expert_shard_group = Group(shards, layout.ep)
+        self.expert_copies_group = Group(1, layout.ep)  # ranks that hold the same experts, outside replicas and shards
+        if is_own(job) and layout.ep == 1:  # tensor-parallel ranks hold copies
+            self.expert_shard_group, self.expert_copies_group = self.shard_group, self.tensor_group
+        elif is_own(job):  # experts that ranks divide are not sharded
+            self.expert_shard_group, self.expert_copies_group = Group(1, layout.ep), self.expert_shard_group
 
     def pass_s(self, total_bytes: float, instructions_gb_s: float = PASS_INSTRUCTIONS_GB_S) -> float:
         return self.copy_s(total_bytes) + total_bytes / (instructions_gb_s * 1e9)
@@ -83,7 +87,9 @@ class Weights:
 def block_gpu_weights(placed: PlacedJob, layer: int) -> Weights:
     model, layout = placed.model, placed.layout
     experts = model.expert_weights(layer) / layout.ep
-    return Weights(model.shared_weights(layer) / layout.tp, experts)
+    # In this project's trainer, tensor-parallel ranks hold whole routers and shared experts.
+    whole = model.shared_mlp_weights(layer) if is_own(placed.job) and model.has_experts(layer) else 0
+    return Weights((model.shared_weights(layer) - whole) / layout.tp + whole, experts)
 
 
 def end_weights(placed: PlacedJob, rank: int) -> Weights:

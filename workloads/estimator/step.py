@@ -171,7 +171,8 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
     return replace(
         step,
         data_parallel=sum(block.data * count for block, count in counts)
-        + _step_data_parallel_s(placed, weights, passes[slowest].total),
+        + _step_data_parallel_s(placed, weights, passes[slowest].total)
+        + communication.copies_sum_s(placed, weights, per_step=True),
         optimizer=placed_job.optimizer_s(placed, owned) + (0.0 if layout.cuda_graph else STEP_OVERHEAD_S),
         copies=sum(block.copies * count for block, count in counts)
         + _copies_s(placed, end_weights(placed, slowest)) * micro
@@ -196,6 +197,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
             # Only the first micro-batch gathers before its forward pass if the others reuse weights left gathered.
             first_share = 1 / layout.microbatches if keeps_weights(placed) else 1.0
             data = exposed(gather, forward.total) * first_share + exposed(gather + reduce, backward.total)
+            data += communication.copies_sum_s(placed, weights, per_step=False)
     context = 0.0
     if placed.model.mixer(layer) == "attention":
         context = communication.context_s(placed, forward.attention, backward=False) * (1 + is_repeated)

@@ -111,6 +111,17 @@ class _AddLoss(torch.autograd.Function):
         return d_x, torch.full_like(loss, ctx.share), None
 
 
+def local_part(weight: Tensor) -> Tensor:
+    """Return this rank's part of a weight. If ranks hold copies, the weight's gradient is a sum over the ranks."""
+    if not hasattr(weight, "placements"):
+        return weight
+    from torch.distributed.tensor import Partial  # takes 0.8 s, which other workloads do not spend
+
+    copied = [Partial() if placement.is_replicate() else placement for placement in weight.placements]
+    local: Tensor = weight.to_local(grad_placements=copied)  # type: ignore[attr-defined]
+    return local
+
+
 class Experts(nn.Module):
     """A layer that sums the weighted outputs of a token's routed experts and the output of a shared expert.
 
@@ -172,17 +183,18 @@ class Experts(nn.Module):
         """Keep this rank's share of the experts. The experts' gradients are sums over the group's tokens."""
         self.group_name, self.ranks, self.rank = group.group_name, group.size(), group.rank()
         share = len(self.down) // self.ranks
-        for name in self._stacked:
+        for name in self.stacked:
             setattr(self, name, nn.Parameter(getattr(self, name)[:share].clone()))
 
     @property
-    def _stacked(self) -> tuple[str, ...]:
+    def stacked(self) -> tuple[str, ...]:
+        """The names of the routed experts' weights, in which the experts are the first dimension."""
         return ("gate_up", "down", "gate_up_bias", "down_bias") if self.shape.gpt_oss else ("gate_up", "down")
 
     @property
     def divided(self) -> tuple[nn.Parameter, ...]:
         """The weights that are divided among ranks."""
-        return tuple(getattr(self, name) for name in self._stacked) if self.ranks > 1 else ()
+        return tuple(getattr(self, name) for name in self.stacked) if self.ranks > 1 else ()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for x[batch, length, hidden_size]."""
@@ -217,22 +229,23 @@ class Experts(nn.Module):
     def _run(self, tokens: Tensor, weights: Tensor, order: Order) -> Tensor:
         """Return the weighted sum of this rank's expert outputs for tokens[tokens, hidden_size]."""
         rows = sum_rows(tokens, order.tokens, order.rows)
-        product = multiply_groups(rows, self.gate_up.to(rows.dtype).mT, order.ends)
+        gate_up, down = (local_part(weight).to(rows.dtype).mT for weight in (self.gate_up, self.down))
+        product = multiply_groups(rows, gate_up, order.ends)
         row_weights = sum_rows(weights.reshape(-1, 1), order.places, order.rows.view(-1, 1))
         if not self.shape.gpt_oss:
             gate, up = product.chunk(2, dim=-1)
             hidden = (functional.silu(gate) * up * row_weights).to(rows.dtype)
-            return sum_rows(multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends), order.rows, order.tokens)
+            return sum_rows(multiply_groups(hidden, down, order.ends), order.rows, order.tokens)
         # A one-hot GEMM adds the bias of each row's expert, because its gradient needs no atomic additions.
         at = torch.arange(len(rows), device=rows.device, dtype=order.ends.dtype)
         experts = torch.searchsorted(order.ends, at, right=True)[:, None]
         is_expert = (experts == torch.arange(len(order.ends), device=rows.device)).to(rows.dtype)
-        product = torch.addmm(product, is_expert, self.gate_up_bias.to(rows.dtype))
+        product = torch.addmm(product, is_expert, local_part(self.gate_up_bias).to(rows.dtype))
         # Gradients of empty rows may be NaN, and the zeros of `is_expert` would not keep NaN out of the bias.
         gate, up = product.where(experts < len(order.ends), 0).chunk(2, dim=-1)
         hidden = (clamped_swiglu(gate, up) * row_weights).to(rows.dtype)
-        out = multiply_groups(hidden, self.down.to(rows.dtype).mT, order.ends)
-        out = torch.addmm(out, (is_expert * row_weights).to(rows.dtype), self.down_bias.to(rows.dtype))
+        out = multiply_groups(hidden, down, order.ends)
+        out = torch.addmm(out, (is_expert * row_weights).to(rows.dtype), local_part(self.down_bias).to(rows.dtype))
         return sum_rows(out, order.rows, order.tokens)
 
     @property

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.instruments.device import compiled_on_gpu
-from workloads.llama.experts import Experts
+from workloads.llama.experts import Experts, local_part
 from workloads.llama.pytorch_attention import causal_attention
 from workloads.llama.sink_attention import attend_with_sinks
 from workloads.models.model import Model
@@ -60,13 +60,12 @@ class Block(nn.Module):
         kv_heads = heads.shape[2] * shape.kv_heads // (shape.heads + 2 * shape.kv_heads)
         q, k, v = heads.split([heads.shape[2] - 2 * kv_heads, kv_heads, kv_heads], dim=2)
         if shape.qk_norm:
-            normed_sizes = shape.qk_norm_sizes
-            q = self.q_norm(q.reshape(batch, length, -1, normed_sizes[0])).view(q.shape)
-            k = self.k_norm(k.reshape(batch, length, -1, normed_sizes[1])).view(k.shape)
+            norms, is_whole = ((self.q_norm, q), (self.k_norm, k)), shape.qk_norm == "all"
+            q, k = (norm(x.flatten(2) if is_whole else x).view(x.shape) for norm, x in norms)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         q, k = apply_rotary_emb(q, rope), apply_rotary_emb(k, rope)
         if shape.gpt_oss:
-            attn_out, _ = attend_with_sinks(q, k, v, self.sinks, self.window)
+            attn_out, _ = attend_with_sinks(q, k, v, local_part(self.sinks), self.window)
         else:
             attn_out = self.attention(q, k, v, *document_offsets)
         return attn_out.transpose(1, 2).reshape(batch, length, -1)

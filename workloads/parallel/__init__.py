@@ -55,7 +55,7 @@ class ParallelParameters:
         async_tp: split tensor-parallel collectives and overlap them with the GEMMs, over symmetric memory.
         cuda_graph: record the passes of a step once and replay them, on one GPU with state bf16.
         pp: pipeline-parallel degree.
-        ep: expert-parallel degree: the number of `dp_shard` and `cp` ranks that divide the experts of a mixture.
+        ep: expert-parallel degree: the number of `dp_shard`, `cp` and `tp` ranks that divide the experts of a mixture.
         stages_per_rank: pipeline stages per rank.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.

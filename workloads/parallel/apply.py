@@ -2,8 +2,8 @@
 
 1. Pipeline: build only this rank's layers, on the meta device.
 2. Context parallelism: let each block attend over its process group. Document masks: keep attention within documents.
-3. Tensor parallelism: shard every block's matrices before anything wraps the block, since the plan refers to them by
-   name. Expert parallelism: keep this rank's experts.
+3. Expert parallelism: keep this rank's experts. Tensor parallelism: shard every block's matrices before anything wraps
+   the block, since the plan refers to them by name.
 4. Checkpointing: wrap blocks so that their sharded computation is recomputed. Blocks with a manual backward pass do
    their own checkpointing.
 5. Compilation: compile whole blocks including their checkpointing, so that GEMMs are not repeated if the backward pass
@@ -25,14 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from workloads.estimator.pipeline import stage_layers
 from workloads.instruments.device import architecture
@@ -47,6 +40,7 @@ from workloads.models.routing import NATURAL, Routing
 from workloads.parallel import BlockKind
 from workloads.parallel.context import ContextAttention, local_positions
 from workloads.parallel.stage import CheckpointedBlock, Initializer, ManualBackwardBlock, Stage, named_llama_parameters
+from workloads.parallel.tensor import divide_stage, reorder_fused_rows
 from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
 
 GROUPS_PER_TRIAL = 1000  # more than a layout creates
@@ -144,13 +138,6 @@ def fsdp_dtypes(module: nn.Module) -> MixedPrecisionPolicy:
     return fully_shard.state(module)._mp_policy if isinstance(module, FSDPModule) else MixedPrecisionPolicy()  # type: ignore[attr-defined]
 
 
-ENDS_PLAN = {
-    "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
-    "head.norm": SequenceParallel(use_local_output=True),
-    "head.lm_head": ColwiseParallel(),
-}
-
-
 @dataclass(frozen=True)
 class ModelSpec:
     """The model to train, apart from its layout."""
@@ -192,10 +179,10 @@ def build_groups(layout: Layout, device_type: str) -> Groups:
     if layout.cp > 1:
         ranks = mesh.mesh.unflatten(2, (layout.dp_shard, layout.cp)).movedim(3, -1).reshape(-1, layout.cp)
         cp_group, _ = dist.new_subgroups_by_enumeration(ranks.tolist())
-    if layout.ep > 1:  # neighbors among the ranks that share a copy's states
-        ranks = mesh.mesh.unflatten(2, (-1, layout.ep)).movedim(3, -1)
+    if layout.ep > 1:  # neighbors among the ranks that share a copy's states, and their tensor-parallel ranks
+        ranks = mesh.mesh.flatten(2).unflatten(2, (-1, layout.ep))
         ep_group, _ = dist.new_subgroups_by_enumeration(ranks.reshape(-1, layout.ep).tolist())
-        copies = ranks.movedim((1, 2), (-2, -1)).flatten(-2)
+        copies = ranks.movedim(3, 1).flatten(2)
         expert_group, _ = dist.new_subgroups_by_enumeration(copies.reshape(-1, copies.shape[-1]).tolist())
     return Groups(mesh, cp_group, ep_group, expert_group)
 
@@ -219,7 +206,7 @@ def build_stages(
 
     tokens = layout.micro_batch * spec.sequence_length // layout.cp
     # PyTorch's pipeline schedules divide gradients by the number of micro-batches (scale_grads).
-    loss_share = 1 / layout.microbatches if layout.pp == 1 else 1.0
+    loss_share = (1 / layout.microbatches if layout.pp == 1 else 1.0) / layout.tp
     stages = []
     layers_of_stages = stage_layers(shape.layers, layout.stages)
     for layers in (layers_of_stages[index] for index in layout.list_stages(pp_rank)):
@@ -234,7 +221,8 @@ def build_stages(
         fill_buffers(stage, seed=0)
         for layer, experts in stage.experts.items():
             experts.bias.zero_()  # `to_empty` leaves the bias uninitialized
-            experts.start(replace(spec.routing, seed=spec.routing.seed + layer), tokens, device, loss_share=loss_share)
+            routing = replace(spec.routing, seed=spec.routing.seed + layer)
+            experts.start(routing, tokens // layout.tp, device, loss_share=loss_share)
         _initialize_parameters(stage, shape, layout.tp, initialize)
     return stages
 
@@ -249,15 +237,11 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
     if spec.document_tokens:
         for block in stage.blocks.values():
             block.attention = DocumentAttention(spec.sequence_length, spec.document_tokens, device)  # type: ignore[assignment]
-    if groups.tp_mesh is not None:
-        modules = dict(stage.named_modules())
-        ends = {name: style for name, style in ENDS_PLAN.items() if name in modules}
-        parallelize_module(stage, groups.tp_mesh, ends)
-        for block in stage.blocks.values():
-            parallelize_module(block, groups.tp_mesh, _block_plan(spec.recipe))
     if groups.ep_group is not None:
         for experts in stage.experts.values():
             experts.divide(groups.ep_group)
+    if groups.tp_mesh is not None:
+        divide_stage(stage, groups.tp_mesh, spec.recipe)
     for name, block in list(stage.blocks.items()):
         checkpointing = layout.checkpointing_of(int(name))
         if checkpointing != "none" and not isinstance(block, ManualBackwardBlock):
@@ -282,24 +266,6 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
     return stage
 
 
-def _block_plan(recipe: str) -> dict[str, ParallelStyle]:
-    """Return the plan for a block. Block inputs and outputs are sharded along the sequence, and the tensors inside
-    along heads and intermediate size. With a scale per tensor, inputs are cast to fp8 before gathering. With scales per
-    row, inputs are gathered in bf16, as in torchtitan 0.2.2 (parallelize_llama in
-    torchtitan/models/llama3/infra/parallelize.py). In torchtitan, PrepareFloat8ModuleInput casts once for q, k and v,
-    and once for gate and up. In this project, qkv and gate_up are single GEMMs, which cast their own inputs."""
-    columns, rows = ColwiseParallel, RowwiseParallel
-    if recipe == "fp8_tensorwise":
-        from torchao.float8.float8_tensor_parallel import Float8ColwiseParallel, Float8RowwiseParallel
-
-        columns, rows = Float8ColwiseParallel, Float8RowwiseParallel
-    return {
-        **dict.fromkeys(("attention_norm", "mlp_norm"), SequenceParallel(use_local_output=True)),
-        **dict.fromkeys(("qkv", "gate_up"), columns(input_layouts=Shard(1))),
-        **dict.fromkeys(("output", "down"), rows(output_layouts=Shard(1))),
-    }
-
-
 def fp8_gathers(stage: Stage) -> dict[str, bool]:
     """Return whether a block's weights, and its tensor-parallel inputs, are cast to fp8 before they are gathered."""
     layer = stage.first_block.qkv
@@ -320,20 +286,6 @@ def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Init
                 parameter.copy_(whole.chunk(experts.ranks)[experts.rank])
             else:
                 parameter.copy_(initialize(name, tuple(parameter.shape)))
-
-
-def reorder_fused_rows(name: str, weight: Tensor, shape: Model, tp: int) -> Tensor:
-    """Reorder the rows of fused matrices (qkv, gate_up) so that each of `tp` parts has a share of each component."""
-    kv_rows = shape.kv_heads * shape.head_size
-    fused_rows = {
-        "qkv": [shape.heads * shape.head_size, kv_rows, kv_rows],
-        "gate_up": [shape.intermediate_size, shape.intermediate_size],
-    }
-    rows = next((fused_rows[layer] for layer in fused_rows if f".{layer}." in name), None)
-    if rows is None or tp == 1:
-        return weight
-    pieces = [index.chunk(tp) for index in torch.arange(len(weight)).split(rows)]
-    return weight[torch.cat([piece[part] for part in range(tp) for piece in pieces])]
 
 
 def count_local_parameters(stage: nn.Module) -> int:

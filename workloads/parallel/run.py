@@ -146,7 +146,7 @@ def _train(
     metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if shape.experts:
         metrics |= _measure_imbalance(trainer, device)
-        tokens = parameters.layout.micro_batch * parameters.sequence_length // parameters.layout.cp
+        tokens = layout.micro_batch * length // (layout.cp * layout.tp)
         measured = metrics["executed_imbalance"]
         executed["imbalance"] = executed_imbalance(parameters.imbalance, measured, shape, tokens)
     if trainer.gradient_norm is not None:

@@ -269,7 +269,7 @@ class Trainer:
         self._optimizer.zero_grad()
         for experts in (experts for stage in self.stages for experts in stage.experts.values()):
             if experts.routing.bias_rate:  # biases follow the loads of all ranks that share these stages
-                for name in ("dp_replicate", "dp_shard_cp"):
+                for name in ("dp_replicate", "dp_shard_cp", "tp"):
                     dist.all_reduce(experts.load, group=self.groups.mesh[name].get_group())
                 experts.balance()
         for stage in self.stages:
@@ -282,18 +282,18 @@ class Trainer:
 
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Run the forward and backward passes of this rank's sequences. Returns the mean loss of all ranks."""
-        batch = batch.to(self._device)
+        batch, layout = batch.to(self._device), self.layout
         inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
         if self.groups.cp_group is not None:  # this rank's part of each sequence
-            positions = local_positions(inputs.shape[1], self.layout.cp, dist.get_rank(self.groups.cp_group))
+            positions = local_positions(inputs.shape[1], layout.cp, dist.get_rank(self.groups.cp_group))
             positions = positions.to(self._device)
             inputs, targets = inputs[:, positions], targets[:, positions]
         loss = self._run_passes(inputs.contiguous(), targets.contiguous(), batch.document_lengths)
         for weight in self._divided:  # averaged over all ranks with other sequences, as FSDP does for other weights
             assert weight.grad is not None
-            if self.layout.dp * self.layout.cp > self.layout.ep:
+            if layout.dp * layout.cp * layout.tp > layout.ep:
                 dist.all_reduce(weight.grad, group=self.groups.expert_group)
-            weight.grad /= self.layout.dp * self.layout.cp
+            weight.grad /= layout.dp * layout.cp
         if loss is None:  # only the last pipeline ranks have a loss
             sum_and_count = torch.tensor([0.0, 0.0], device=self._device)
         else:

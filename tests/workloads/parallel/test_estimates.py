@@ -11,6 +11,7 @@ from sweeper.config.hardware import Node, Target
 from sweeper.preflight.devices import planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine
+from workloads.estimator.estimate import StepTime
 from workloads.estimator.memory import peak_memory
 from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob
@@ -151,6 +152,20 @@ def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
     unknown_memory = with_memory_gb_s(H200, math.inf)
     stays_gathered: dict[str, object] = {"dp_shard": 8, "reshard_after_forward": False}
     assert layout_s(unknown_memory, **stays_gathered) < layout_s(**stays_gathered)
+
+
+def test_experts_beside_tensor_parallelism_are_divided_by_expert_parallelism_alone() -> None:
+    def estimate(**fields: Any) -> tuple[float, StepTime]:
+        fields |= {"model": "qwen3_30b_a3b", "checkpointing": "full", "micro_batch": fields.get("tp", 1)}
+        return memory_gib(**fields), estimate_job(training(**fields).job, H200.cluster).step
+
+    whole_gib, whole = estimate(dp_shard=4, tp=2)  # copies on two ranks, which add up their gradients
+    parts_gib, parts = estimate(dp_shard=4, tp=2, ep=8)
+    alone_gib, alone = estimate(dp_shard=8, ep=8)
+    assert whole_gib > 1.5 * alone_gib and parts_gib == pytest.approx(alone_gib, rel=0.1)
+    assert whole.data_parallel > 2 * parts.data_parallel and whole.expert_parallel == 0
+    assert parts.expert_parallel == pytest.approx(alone.expert_parallel)  # a rank has as many tokens
+    assert parts.tensor_parallel == whole.tensor_parallel > alone.tensor_parallel == 0
 
 
 def on_nodes(machine: Machine, nodes: int) -> Machine:

@@ -32,6 +32,7 @@ TRIAL = {"model": "experts_tiny", "sequence_length": 64, "global_batch": 8, "lea
 LAYOUTS = [
     Layout(cp=2, micro_batch=4, checkpointing="full", global_batch=BATCH),
     Layout(dp_shard=4, ep=2, micro_batch=2, checkpointing="selective", global_batch=BATCH),
+    Layout(dp_shard=2, tp=2, ep=4, micro_batch=4, checkpointing="selective", global_batch=BATCH),
     *(
         pytest.param(layout, marks=pytest.mark.soak)
         for layout in (
@@ -41,6 +42,11 @@ LAYOUTS = [
             Layout(dp_shard=4, ep=4, global_batch=BATCH),
             Layout(dp_replicate=2, dp_shard=2, ep=2, checkpointing="full", global_batch=BATCH),
             Layout(pp=2, cp=2, ep=2, micro_batch=2, global_batch=BATCH),
+            Layout(tp=2, micro_batch=2, checkpointing="full", reshard_after_forward=False, global_batch=BATCH),
+            Layout(tp=2, micro_batch=4, sharding="none", global_batch=BATCH),  # without FSDP
+            Layout(dp_replicate=2, dp_shard=2, tp=2, ep=2, micro_batch=2, global_batch=BATCH),
+            Layout(pp=2, tp=2, ep=2, micro_batch=2, global_batch=BATCH),
+            Layout(cp=2, tp=2, ep=4, micro_batch=2, global_batch=BATCH),
         )
     ),
 ]
@@ -65,7 +71,8 @@ def train(device: str = "cpu", **changes: Any) -> Measurement:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_trains_like_one_process(layout: Layout, ranks: Ranks) -> None:
     reference = train_in_one_process(draw_batch(), SHAPE)
-    assert_same_training(ranks.train(layout, shape=SHAPE), reference)
+    state = "bf16" if layout.sharding == "none" else "fp32"
+    assert_same_training(ranks.train(layout, shape=SHAPE, state=state), reference)
 
 
 @pytest.mark.long(10)
@@ -83,8 +90,21 @@ def test_a_compiled_block_is_one_graph_and_computes_the_same(ranks: Ranks) -> No
 
 @pytest.mark.long(10)
 @pytest.mark.xdist_group("ranks")
-def test_divided_and_compiled_blocks_of_gpt_oss_train_like_one_process(ranks: Ranks) -> None:
-    layout = Layout(dp_shard=2, ep=2, checkpointing="selective", micro_batch=2, global_batch=BATCH)
+def test_tensor_parallel_ranks_route_their_tokens_as_one_rank_does(ranks: Ranks) -> None:
+    """The norms of queries and keys span the heads of both ranks. Biases of experts follow the loads of both."""
+    shape, routing = replace(MODELS["qwen3_moe_tiny"], qk_norm="all"), Routing(z_loss=0.01, bias_rate=0.2)
+    (one,) = ranks.train(Layout(micro_batch=4, global_batch=BATCH), shape=shape, routing=routing)
+    layout = Layout(tp=2, micro_batch=4, global_batch=BATCH)
+    divided = ranks.train(layout, shape=shape, routing=routing, compiled=True, backend="aot_eager")
+    assert_same_training(divided, one)
+    assert divided[0].graphs == 1
+
+
+@pytest.mark.long(10)
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("degree", ["tp", pytest.param("dp_shard", marks=pytest.mark.soak)])
+def test_divided_and_compiled_blocks_of_gpt_oss_train_like_one_process(degree: str, ranks: Ranks) -> None:
+    layout = Layout(**{degree: 2}, ep=2, checkpointing="selective", micro_batch=2, global_batch=BATCH)
     trained = ranks.train(layout, shape=GPT_OSS, compiled=True, backend="aot_eager")
     assert_same_training(trained, train_in_one_process(draw_batch(), GPT_OSS))
     assert trained[0].graphs == 2  # with a window and without
@@ -138,10 +158,11 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes: dict[str, Any],
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tp": 2}, "tp 2 does not divide experts here"),
+        ({"tp": 4}, "tp 4 does not divide 2 key-value heads"),
+        ({"tp": 2, "async_tp": True}, "async_tp was not run with experts"),
         ({"model": "gpt_oss_20b", "cp": 2}, "cp 2 does not divide attention with sinks and windows here"),
         ({"ep": 2}, "ep 2 does not divide the 1 GPUs of a pipeline rank"),
-        ({"dp_replicate": 2, "ep": 2, "global_batch": 2}, "ep 2 has to be a divisor of dp_shard x cp = 1"),
+        ({"dp_replicate": 2, "ep": 2, "global_batch": 2}, "ep 2 has to be a divisor of dp_shard x cp x tp = 1"),
         ({"block": "manual"}, "block manual has no experts"),
         ({"dtype": "fp8_rowwise"}, "experts have no products in fp8_rowwise here"),
         ({"dtype": "fp32"}, "grouped products of a GPU are in bf16"),
