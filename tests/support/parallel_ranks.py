@@ -40,12 +40,12 @@ CPU = torch.device("cpu")
 SHAPE = replace(MODELS["llama_tiny"], layers=4)
 GPT_OSS = replace(
     MODELS["experts_tiny"],
-    layers=4,
+    layers=2,
     gpt_oss=True,
     qk_norm="",
     qkv_bias=True,
     window=16,
-    full_layers=(1, 3),
+    full_layers=(1,),
     dense_layers=(),
     intermediate_size=0,
     shared_expert_intermediate_size=0,
