@@ -186,10 +186,10 @@ def average_s(placed: PlacedJob, weights: Weights) -> float:
 def copies_sum_s(placed: PlacedJob, weights: Weights, *, per_step: bool) -> float:
     """Estimate the time, in seconds, to add up the gradients of experts that several ranks of a replica hold.
 
-    If FSDP manages the experts and reduces each micro-batch, so are these sums; otherwise they run once per step.
+    They run in each micro-batch if FSDP manages the experts and reduces in each; otherwise once per step.
     """
     layout = placed.layout
-    is_repeated = layout.ep == 1 and layout.reshard_after_forward and placed.is_sharded
+    is_repeated = layout.ep == layout.pp == 1 and layout.reshard_after_forward and placed.is_sharded
     if is_repeated == per_step:
         return 0.0
     element_bytes = placed.element_bytes if is_repeated else placed.gradient_bytes

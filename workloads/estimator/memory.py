@@ -89,9 +89,15 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
 
 
 def _has_whole_gradients(placed: PlacedJob) -> bool:
-    """Return whether gradients stay unsharded until the last micro-batch, as in other trainers' FSDP2 pipelines."""
+    """Return whether weights and gradients stay unsharded until the last micro-batch, as in FSDP2's pipelines.
+
+    In this project's pipelines, they do so with resharding too: PyTorch's stages turn it off
+    (`backward_maybe_with_nosync` in distributed/pipelining/stage.py).
+    """
     layout = placed.layout
-    return not layout.reshard_after_forward and (layout.pp > 1 or (is_own(placed.job) and layout.microbatches > 1))
+    if is_own(placed.job):
+        return layout.microbatches > 1 and (layout.pp > 1 or not layout.reshard_after_forward)
+    return layout.pp > 1 and not layout.reshard_after_forward
 
 
 def _gathered_weights(placed: PlacedJob, weights: Weights) -> float:

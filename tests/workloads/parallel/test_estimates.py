@@ -154,6 +154,13 @@ def test_more_work_and_slower_links_are_estimated_to_take_longer() -> None:
     assert layout_s(unknown_memory, **stays_gathered) < layout_s(**stays_gathered)
 
 
+def test_a_pipeline_of_experts_keeps_whole_weights_and_gradients_with_resharding_too() -> None:
+    fields: dict[str, object] = {"model": "qwen3_30b_a3b", "dp_shard": 4, "pp": 2, "checkpointing": "full"}
+    resharded_gib, gathered_gib = (memory_gib(reshard_after_forward=kind, **fields) for kind in (True, False))
+    rank_weights = MODELS["qwen3_30b_a3b"].parameters / 2
+    assert resharded_gib == gathered_gib > rank_weights * (2 + 4 + 3 * 4 / 4) / 2**30
+
+
 def test_experts_beside_tensor_parallelism_are_divided_by_expert_parallelism_alone() -> None:
     def estimate(**fields: Any) -> tuple[float, StepTime]:
         fields |= {"model": "qwen3_30b_a3b", "checkpointing": "full", "micro_batch": fields.get("tp", 1)}
