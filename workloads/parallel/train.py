@@ -208,6 +208,20 @@ class GraphedPasses:
         return graph
 
 
+def _forget_first_pass(stage: Stage) -> None:
+    """Make a pipeline's stage forget the loads of its first pass, in which PyTorch finds the sizes of its outputs.
+
+    The inputs of this pass are uninitialized memory, which would move the biases of experts.
+    """
+
+    def forget(*_: object) -> None:
+        for experts in stage.experts.values():
+            experts.load.zero_()
+        handle.remove()
+
+    handle = stage.register_forward_hook(forget)
+
+
 class Trainer:
     """Runs the forward and backward passes of this rank's stages, and updates their parameters with AdamW."""
 
@@ -236,6 +250,8 @@ class Trainer:
         )
         self._schedule: Any = None
         if layout.pp > 1:
+            for stage in stages:
+                _forget_first_pass(stage)
             mesh = groups.mesh["pp"]
             pipeline_stages = [
                 pipelining.PipelineStage(stage, index, layout.stages, device, group=mesh.get_group())

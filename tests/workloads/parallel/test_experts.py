@@ -90,12 +90,12 @@ def test_a_compiled_block_is_one_graph_and_computes_the_same(ranks: Ranks) -> No
 
 @pytest.mark.long(10)
 @pytest.mark.xdist_group("ranks")
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_tensor_parallel_ranks_route_their_tokens_as_one_rank_does(compiled: bool, ranks: Ranks) -> None:
+@pytest.mark.parametrize(("pp", "compiled"), [(2, False), pytest.param(1, True, marks=pytest.mark.soak)])
+def test_tensor_parallel_ranks_route_their_tokens_as_one_rank_does(pp: int, compiled: bool, ranks: Ranks) -> None:
     """The norms of queries and keys span the heads of both ranks. Biases of experts follow the loads of both."""
     shape, routing = replace(MODELS["qwen3_moe_tiny"], qk_norm="all"), Routing(z_loss=0.01, bias_rate=0.2)
     (one,) = ranks.train(Layout(micro_batch=4, global_batch=BATCH), shape=shape, routing=routing)
-    layout = Layout(tp=2, micro_batch=4, global_batch=BATCH)
+    layout = Layout(tp=2, pp=pp, micro_batch=4, global_batch=BATCH)
     divided = ranks.train(layout, shape=shape, routing=routing, compiled=compiled, backend="aot_eager")
     assert_same_training(divided, one)
     assert divided[0].graphs == compiled
