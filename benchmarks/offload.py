@@ -288,7 +288,7 @@ def measure_fsdp_cpu_offload(row: Row, steps: int) -> str:
                 last = n == len(tokens) - 1
                 model.set_requires_gradient_sync(last)
                 model.set_is_last_backward(last)
-                (model(sequence[None, :-1], sequence[None, 1:], rope) / row.sequences).backward()
+                model(sequence[None, :-1], sequence[None, 1:], rope, 1 / row.sequences).backward()
             optimizer.step()
             optimizer.zero_grad()
             torch.cuda.synchronize()

@@ -241,7 +241,7 @@ def train_in_one_process(batch: Batch, shape: Model = SHAPE) -> Trained:
     for _ in range(STEPS):
         losses.append(0.0)
         for inputs, targets in documents:
-            loss = model(inputs, targets, rope[:, : inputs.shape[1]]) * inputs.numel() / (BATCH * LENGTH)
+            loss = model(inputs, targets, rope[:, : inputs.shape[1]], inputs.numel() / (BATCH * LENGTH))
             loss.backward()
             losses[-1] += float(loss.detach())
         gradients = gradients or {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -114,7 +114,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], divided: Sequence[nn.Para
 
 
 class VocabParallelLoss(ChunkedLoss):
-    """The mean next-token loss, the same on all ranks, computed in chunks so that the full logits never exist.
+    """`share` of the mean next-token loss, the same on all ranks, in chunks so that the full logits never exist.
 
     hidden: [tokens, hidden_size], the same on all ranks; its gradient is this rank's part of a sum
     weight: [rows, hidden_size], this rank's rows of the head
@@ -123,7 +123,9 @@ class VocabParallelLoss(ChunkedLoss):
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup) -> Tensor:  # type: ignore[no-untyped-def, override]
+    def forward(  # type: ignore[no-untyped-def, override]
+        ctx, hidden: Tensor, weight: Tensor, targets: Tensor, group: dist.ProcessGroup, share: float
+    ) -> Tensor:
         ranks, first_row = dist.get_world_size(group), dist.get_rank(group) * len(weight)
         loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
         d_hidden, d_weight = torch.empty_like(hidden), torch.zeros_like(weight)
@@ -137,10 +139,10 @@ class VocabParallelLoss(ChunkedLoss):
             row = (t - first_row).clamp(0, len(weight) - 1)[:, None]
             target_logits = torch.where(is_local, logits.gather(1, row)[:, 0], 0.0)
             dist.all_reduce(target_logits, group=group)
-            loss += (log_sum - target_logits).sum() / len(targets)
+            loss += (log_sum - target_logits).sum() * (share / len(targets))
             d_logits = torch.exp(logits - log_sum[:, None])
             d_logits.scatter_add_(1, row, -is_local.float()[:, None])
-            d_logits = (d_logits / len(targets)).to(h.dtype)
+            d_logits = (d_logits * (share / len(targets))).to(h.dtype)
             torch.mm(d_logits, weight, out=d_h)
             d_weight.addmm_(d_logits.t(), h)
         ctx.save_for_backward(d_hidden, d_weight)
@@ -258,7 +260,7 @@ class Trainer:
                 for stage, index in zip(stages, layout.list_stages(mesh.get_local_rank()), strict=True)
             ]
             one_or_more = pipeline_stages[0] if layout.schedule == "1f1b" else pipeline_stages
-            loss_function = self._build_loss(stages[-1])
+            loss_function = self._build_loss(stages[-1], share=1.0)  # PyTorch divides a pipeline's gradients
             self._schedule = SCHEDULES[layout.schedule](one_or_more, layout.microbatches, loss_fn=loss_function)
         self._run_passes: Any = self._run_pipeline if self._schedule else self._run_microbatches
         if layout.cuda_graph:
@@ -322,12 +324,12 @@ class Trainer:
         for stage in self.stages:
             stage.forget_scales()
         count, loss = self.layout.microbatches, torch.zeros((), device=self._device)
-        loss_function = self._build_loss(self.stages[0])
+        loss_function = self._build_loss(self.stages[0], share=1 / count)
         lengths = [None] * count if document_lengths is None else document_lengths.chunk(count)
         for n, (x, t, d) in enumerate(zip(inputs.chunk(count), targets.chunk(count), lengths, strict=True)):
             is_last = n == count - 1
             set_gradient_sync(self.stages, self.layout, is_last_microbatch=is_last, keeps_weights=self._keeps_weights)
-            microbatch_loss = loss_function(self.stages[0](x, d), t) / count
+            microbatch_loss = loss_function(self.stages[0](x, d), t)
             microbatch_loss.backward()
             loss += microbatch_loss.detach()
         return loss
@@ -346,18 +348,19 @@ class Trainer:
         self._schedule.step(*([inputs] if is_first else []), **arguments)
         return torch.stack(losses).mean().detach() if is_last else None
 
-    def _build_loss(self, stage: Stage) -> Callable[[Tensor, Tensor], Tensor]:
+    def _build_loss(self, stage: Stage, share: float) -> Callable[[Tensor, Tensor], Tensor]:
         mesh = self.groups.tp_mesh
 
         def loss_function(hidden: Tensor, targets: Tensor) -> Tensor:
             weight = stage.lm_head_weight
             if mesh is None:
-                return ChunkedLoss.apply(hidden.flatten(0, 1), weight, targets.flatten(), LOSS_CHUNK_TOKENS)
+                return ChunkedLoss.apply(hidden.flatten(0, 1), weight, targets.flatten(), LOSS_CHUNK_TOKENS, share)
             assert isinstance(weight, DTensor)
             full = DTensor.from_local(hidden, mesh, [Shard(1)], run_check=False).redistribute(mesh, [Replicate()])
             hidden = full.to_local(grad_placements=[Partial()])
             rows = weight.to_local()
-            loss: Tensor = VocabParallelLoss.apply(hidden.flatten(0, 1), rows, targets.flatten(), mesh.get_group())
+            inputs = hidden.flatten(0, 1), rows, targets.flatten()
+            loss: Tensor = VocabParallelLoss.apply(*inputs, mesh.get_group(), share)
             return loss
 
         return loss_function

@@ -55,12 +55,12 @@ def test_chunked_loss_and_gradients_equal_plain_cross_entropy(chunk_tokens: int)
     targets = torch.randint(0, 50, (64,))
     results = []
     for loss_function in (
-        lambda h, w: ChunkedLoss.apply(h, w, targets, chunk_tokens),
-        lambda h, w: functional.cross_entropy(h @ w.t(), targets),
+        lambda h, w: ChunkedLoss.apply(h, w, targets, chunk_tokens, 3.0),
+        lambda h, w: 3 * functional.cross_entropy(h @ w.t(), targets),
     ):
         h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
         loss = loss_function(h, w)
-        (3 * loss).backward()
+        loss.backward()
         results.append((loss.double(), h.grad, w.grad))
     for chunked, plain in zip(*results, strict=True):
         torch.testing.assert_close(chunked, plain, rtol=1e-5, atol=1e-6)

@@ -113,7 +113,7 @@ def train_with_pytorch(
     rope, losses = rope_table(shape, LENGTH, CPU), []
     for batch in draw_tokens(rounds):
         chunks = batch.flatten(0, 1)
-        chunk_losses = [model(chunk[:, :-1], chunk[:, 1:], rope) / len(chunks) for chunk in chunks]
+        chunk_losses = [model(chunk[:, :-1], chunk[:, 1:], rope, 1 / len(chunks)) for chunk in chunks]
         for chunk_loss in chunk_losses:
             chunk_loss.backward()
         optimizer.step()

@@ -86,7 +86,7 @@ def train_with_torchao(states: StateFormat) -> tuple[list[float], dict[str, torc
     settings = (OPTIMIZER.beta1, OPTIMIZER.beta2, OPTIMIZER.weight_decay, OPTIMIZER.epsilon, True, False)
     rope, losses = rope_table(SHAPE, LENGTH, CPU), []
     for step, batch in enumerate(draw_tokens(), 1):
-        chunk_losses = [model(chunk[:, :-1], chunk[:, 1:], rope) / 2 for chunk in batch[0]]
+        chunk_losses = [model(chunk[:, :-1], chunk[:, 1:], rope, 1 / 2) for chunk in batch[0]]
         for loss in chunk_losses:
             loss.backward()
         losses.append(sum(float(loss.detach()) for loss in chunk_losses))
