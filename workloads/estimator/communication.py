@@ -234,8 +234,9 @@ def copied_bytes(placed: PlacedJob, ranks: int) -> float:
     cast = (state if gathered == ELEMENT else gathered) + gathered  # `cast_s` counts casts to fp8
     gather = (0 if ranks == 1 and state == gathered else cast / ranks) + 2 * gathered
     reduce = ELEMENT + reduced + (2 * reduced if ranks == 1 else 0)
-    if layout.reshard_after_forward:
-        return (2 - sums * keeps_weights(placed)) * gather + reduce + 3 * state * sums / ranks
+    if placed.reduces_each:
+        gathers = 2 - sums * keeps_weights(placed) if layout.reshard_after_forward else 1 - sums
+        return gathers * gather + reduce + 3 * state * sums / ranks
     # Unsharded gradients are summed in the reduction's data type and reduced after the last micro-batch.
     added = 3 * ELEMENT if reduced == ELEMENT else 2 * reduced + ELEMENT
     return added * sums + (gather + reduce) / layout.microbatches

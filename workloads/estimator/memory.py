@@ -96,7 +96,7 @@ def _has_whole_gradients(placed: PlacedJob) -> bool:
     """
     layout = placed.layout
     if is_own(placed.job):
-        return layout.microbatches > 1 and (layout.pp > 1 or not layout.reshard_after_forward)
+        return layout.microbatches > 1 and (layout.pp > 1 or not placed.reduces_each)
     return layout.pp > 1 and not layout.reshard_after_forward
 
 
@@ -205,7 +205,8 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     embedding, head = matrix if rank == 0 else 0.0, matrix if rank == head_rank(layout) else 0.0
     total = layers * layer + embedding + (0.0 if placed.model.tied else head)
     sharded = total / placed.shard_group.ranks
-    gradients = total if uses_fsdp and not gathers_each_pass and layout.microbatches > 1 else sharded
+    is_whole = uses_fsdp and layout.microbatches > 1 and (layout.pp > 1 or not placed.reduces_each)
+    gradients = total if is_whole else sharded
     gathered = 0.0 if not uses_fsdp else head if gathers_each_pass else total  # in addition to the layers in use
 
     saved = own_saved_elements(placed, layout.checkpointing)

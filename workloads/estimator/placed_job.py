@@ -43,9 +43,13 @@ class PlacedJob:
         self.gradient_bytes = job.gradient_bytes or usual  # per gradient in its reduction
         # Bytes per gathered weight. A block with a manual backward pass casts after gathering.
         self.gathered_bytes = self.element_bytes if job.manual_backward else self.precision.gathered_bytes
-        # Casts per weight and micro-batch. Transformer Engine keeps the step's first cast (`is_first_microbatch`).
+        # Casts per weight and micro-batch. Transformer Engine keeps the step's first cast (`is_first_microbatch`), and
+        # so does this project's block with a manual backward pass if FSDP does not gather its weights again.
         keeps_casts = self.trainer.core == "megatron" and not self.is_sharded and self.precision.weight_bytes > 0
+        keeps_casts |= job.manual_backward and self.is_sharded and not layout.reshard_after_forward
         self.weight_casts = 1 / layout.microbatches if keeps_casts else 1.0
+        # Whether FSDP reduces gradients in each micro-batch (`workloads.parallel.apply.set_gradient_sync`).
+        self.reduces_each = layout.reshard_after_forward or (job.manual_backward and layout.pp == 1)
         self.plain_share = job.bf16_blocks / job.model.layers  # of blocks
         # torchtitan saves aten.mm and what PyTorch's partitioner calls compute-intensive (activation_checkpoint.py at
         # b5bcd76c), and not the _scaled_mm_v2 that torchao's NVFP4 calls.

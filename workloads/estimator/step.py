@@ -189,14 +189,15 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
     if with_data_parallel:
         weights = block_gpu_weights(placed, layer)
         copies = _copies_s(placed, weights)
-        if layout.reshard_after_forward and placed.is_sharded:
-            # Weights are gathered and gradients reduced in each micro-batch.
+        if placed.reduces_each and placed.is_sharded:
+            # Weights are gathered, at most twice, and gradients reduced in each micro-batch.
             gather = communication.sharded_s(placed, weights, placed.gathered_bytes)
             reduce = communication.sharded_s(placed, weights, placed.gradient_bytes)
             reduce += 0.0 if trainer.averages_copies_once else communication.average_s(placed, weights)
             # Only the first micro-batch gathers before its forward pass if the others reuse weights left gathered.
-            first_share = 1 / layout.microbatches if keeps_weights(placed) else 1.0
-            data = exposed(gather, forward.total) * first_share + exposed(gather + reduce, backward.total)
+            reshards = layout.reshard_after_forward
+            first_share = 1 / layout.microbatches if keeps_weights(placed) or not reshards else 1.0
+            data = exposed(gather, forward.total) * first_share + exposed(gather * reshards + reduce, backward.total)
             data += communication.copies_sum_s(placed, weights, per_step=False)
     context = 0.0
     if placed.model.mixer(layer) == "attention":
@@ -231,7 +232,7 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     # wraps the embedding; Megatron's last bucket contains it (core/distributed/param_and_grad_buffer.py at d98e8a64).
     embedding = Weights(placed.model.embedding_weights / layout.tp)
     first_s = communication.sharded_s(placed, embedding, ELEMENT + placed.gradient_bytes)
-    if placed.is_sharded and layout.reshard_after_forward:
+    if placed.is_sharded and placed.reduces_each:
         first_s *= layout.microbatches
         if layout.sharding != "fsdp2":  # the first block's gather and reduction
             first_s = (reduce + gather) / max(1, placed.model.layers / layout.pp)

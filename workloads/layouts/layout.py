@@ -45,7 +45,8 @@ class Layout:
     # Which states `dp_shard` divides: none (DDP), the optimizer's (zero1), also gradients (zero2), or all.
     sharding: Sharding = "fsdp2"
     # If True, weights are gathered again for the backward pass (if `sharding` divides them), and gradients are
-    # reduce-scattered after each micro-batch. If False, both stay unsharded throughout a step.
+    # reduce-scattered after each micro-batch. If False, both stay unsharded throughout a step, except gradients of this
+    # project's blocks with a manual backward pass outside pipelines.
     reshard_after_forward: bool = True
     sequence_parallel: bool = True  # tensor-parallel ranks divide the sequence outside attention and MLP
     tp_overlap: TensorOverlap = "none"  # `async` splits tensor-parallel collectives and overlaps them with the GEMMs

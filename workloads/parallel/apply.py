@@ -108,17 +108,25 @@ def shard_stage(stage: Stage, mesh: DeviceMesh, dtype: torch.dtype, *, reshard_a
     shard(stage, reshard_after_forward=False)
 
 
+def free_gathered_matrices(module: nn.Module) -> None:
+    """Free a wrapped module's gathered matrices, which FSDP then takes for gathered until it shards them again."""
+    for parameter in fully_shard.state(module)._fsdp_param_group.fsdp_params:  # type: ignore[attr-defined]
+        if parameter.sharded_param.dim() == 2:
+            parameter.free_unsharded_param()
+
+
 def set_gradient_sync(stages: list[Stage], layout: Layout, *, is_last_microbatch: bool, keeps_weights: bool) -> None:
     """Configure FSDP's communication for the next backward pass.
 
     Gradients are averaged over replicas only in the last micro-batch of a step. Without `reshard_after_forward`,
-    gradients are also reduce-scattered only in that micro-batch, and weights stay gathered until then. With
-    `reshard_after_forward`, weights stay gathered until the next forward pass if `keeps_weights` is set.
+    weights stay gathered until then, and gradients are also reduce-scattered only in that micro-batch, except those of
+    blocks with a manual backward pass. With `reshard_after_forward`, weights stay gathered until the next forward pass
+    if `keeps_weights` is set.
     """
     for stage in stages:
         if isinstance(stage, FSDPModule):
             stage.set_requires_all_reduce(is_last_microbatch)
-            if not layout.reshard_after_forward:
+            if not layout.reshard_after_forward and not isinstance(stage.first_block, ManualBackwardBlock):
                 stage.set_requires_gradient_sync(is_last_microbatch)
             if keeps_weights or not layout.reshard_after_forward:
                 stage.set_reshard_after_backward(is_last_microbatch)
@@ -259,7 +267,11 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         # Gradients are averaged over the mesh, which may have only one rank.
         mesh = groups.mesh["dp_replicate", "dp_shard_cp"] if layout.dp_replicate > 1 else groups.mesh["dp_shard_cp"]
         shard_stage(stage, mesh, spec.dtype, reshard_after_forward=layout.reshard_after_forward)
-        if mesh.device_type == "cuda" and mesh.ndim == 1 and not layout.reshard_after_forward:  # reduces once a step
+        is_manual, is_gathered = isinstance(stage.first_block, ManualBackwardBlock), not layout.reshard_after_forward
+        if is_manual and is_gathered and spec.recipe and layout.is_sharded:
+            for block in stage.blocks.values():
+                block.free_matrices = partial(free_gathered_matrices, block)  # type: ignore[assignment]
+        if mesh.device_type == "cuda" and mesh.ndim == 1 and is_gathered and not is_manual:  # reduces once a step
             for module in (module for module in stage.modules() if isinstance(module, FSDPModule)):
                 module.set_custom_reduce_scatter(OnePoolReduceScatter())
     stage.rope = rope

@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from workloads.layouts.layout import Checkpointing
-from workloads.llama.block import BlockMath
+from workloads.llama.block import BlockMath, NamedTensors
 from workloads.llama.experts import Experts
-from workloads.llama.fp8_block import SCALE
+from workloads.llama.fp8_block import COLUMNS, ROWS, SCALE
 from workloads.llama.model import Block
 from workloads.llama.pytorch_attention import document_offsets, find_varlen_ops
 from workloads.llama.sink_attention import ATTEND_WITH_SINKS
@@ -85,32 +85,49 @@ class ManualBackwardBlock(Block):
     def __init__(self, block_math: BlockMath, checkpointing: Checkpointing) -> None:
         super().__init__(block_math.shape)
         self.block_math, self.checkpointing = block_math, checkpointing
-        self.scales: dict[str, Tensor] = {}  # of whole weights in fp8, kept from a step's first cast
+        self.kept: NamedTensors = {}  # from a step's first cast of the weights: their scales, or all fp8 operands
+        # Frees the gathered matrices, which operands then replace until the step ends; None to cast in each pass.
+        self.free_matrices: Callable[[], None] | None = None
 
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         assert not document_offsets
         names, weights = zip(*self.named_parameters(), strict=True)
         saved_names = self.SAVED_ACTIVATIONS[self.checkpointing]
-        out: Tensor = _ManualBackward.apply(self.block_math, self.scales, saved_names, names, rope, x, *weights)
+        out: Tensor = _ManualBackward.apply(self, saved_names, names, rope, x, *weights)
         return out
+
+    def cast(self, weights: NamedTensors, *, forward: bool, backward: bool) -> NamedTensors:
+        """Return the weights plus the operands of the given passes.
+
+        Until `Stage.forget_casts`, the block keeps the scales, or all operands if it can free the gathered matrices.
+        """
+        if any(name.endswith((ROWS, COLUMNS)) for name in self.kept):
+            return weights | self.kept
+        keeps = self.free_matrices is not None
+        operands = self.block_math.cast_weights(
+            weights | self.kept, forward=forward or keeps, backward=backward or keeps
+        )
+        kept = operands.keys() - weights.keys() if keeps else {f"{name}{SCALE}" for name in weights} & operands.keys()
+        self.kept = {name: operands[name] for name in kept}
+        if self.free_matrices is not None:
+            self.free_matrices()
+        return operands
 
 
 class _ManualBackward(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
         ctx,
-        block_math: BlockMath,
-        scales: dict[str, Tensor],
+        block: ManualBackwardBlock,
         saved_names: tuple[str, ...],
         weight_names: tuple[str, ...],
         rope: Tensor,
         x: Tensor,
         *weights: Tensor,
     ) -> Tensor:
-        operands = block_math.cast_weights(scales | dict(zip(weight_names, weights, strict=True)), backward=False)
-        scales |= {key: operands[key] for name in weight_names if (key := name + SCALE) in operands}
-        out, activations = block_math.forward(operands, x.flatten(0, 1), rope, None)
-        ctx.block_math, ctx.scales, ctx.saved_names, ctx.weight_names = block_math, scales, saved_names, weight_names
+        operands = block.cast(dict(zip(weight_names, weights, strict=True)), forward=True, backward=False)
+        out, activations = block.block_math.forward(operands, x.flatten(0, 1), rope, None)
+        ctx.block, ctx.saved_names, ctx.weight_names = block, saved_names, weight_names
         ctx.save_for_backward(rope, x, *(activations[name] for name in saved_names), *weights)
         # This must not be a view for autograd: schedules that split the backward pass detach a stage's output in place.
         return torch.ops.aten._unsafe_view(out, x.shape)
@@ -122,9 +139,9 @@ class _ManualBackward(torch.autograd.Function):
         weights = dict(zip(ctx.weight_names, saved[len(ctx.saved_names) :], strict=True))
         gradients: dict[str, Tensor] = {}
         is_repeated = "up" not in activations  # some products are repeated
-        operands = ctx.block_math.cast_weights(ctx.scales | weights, forward=is_repeated)
-        d_x = ctx.block_math.backward(operands, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
-        return None, None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
+        operands = ctx.block.cast(weights, forward=is_repeated, backward=True)
+        d_x = ctx.block.block_math.backward(operands, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
+        return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
 
 
 class Head(nn.Module):
@@ -183,10 +200,10 @@ class Stage(nn.Module):
         """The expert weights that are divided among ranks, each mapped to its experts."""
         return {weight: experts for experts in self.experts.values() for weight in experts.divided}
 
-    def forget_scales(self) -> None:
-        """Make the next cast of each weight recompute its scale."""
+    def forget_casts(self) -> None:
+        """Make the next passes cast each weight anew."""
         for block in self.blocks.values():
-            getattr(block, "scales", {}).clear()
+            getattr(block, "kept", {}).clear()
 
     @property
     def lm_head_weight(self) -> Tensor:  # of the last stage

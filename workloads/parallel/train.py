@@ -322,7 +322,7 @@ class Trainer:
     def _run_microbatches(self, inputs: Tensor, targets: Tensor, document_lengths: Tensor | None) -> Tensor:
         """Run the micro-batches one after the other, without a pipeline. Returns their mean loss."""
         for stage in self.stages:
-            stage.forget_scales()
+            stage.forget_casts()
         count, loss = self.layout.microbatches, torch.zeros((), device=self._device)
         loss_function = self._build_loss(self.stages[0], share=1 / count)
         lengths = [None] * count if document_lengths is None else document_lengths.chunk(count)
@@ -337,7 +337,7 @@ class Trainer:
     def _run_pipeline(self, inputs: Tensor, targets: Tensor, document_lengths: Tensor | None) -> Tensor | None:
         """Run a step through the pipeline. Returns the mean loss on the last pipeline rank, None on the others."""
         for stage in self.stages:
-            stage.forget_scales()
+            stage.forget_casts()
         is_first, is_last = self.stages[0].is_first, self.stages[-1].is_last
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}

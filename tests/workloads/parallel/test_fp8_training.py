@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.parallel_ranks import BATCH, Ranks, Trained, assert_same_training
+from tests.support.parallel_ranks import BATCH, SHAPE, STEPS, Ranks, Trained, assert_same_training
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments import device as devices
@@ -85,6 +85,20 @@ def test_the_manual_block_in_fp8_trains_like_one_process_with_fsdp_and_near_bf16
         assert rank.losses == pytest.approx(expected.losses, abs=2e-3)
         for name, gradient in expected.gradients.items():
             assert (rank.gradients[name] - gradient).norm() < 0.02 * gradient.norm(), name
+
+
+@pytest.mark.long(6)
+@pytest.mark.xdist_group("ranks")
+def test_matrices_that_stay_in_fp8_are_gathered_once_a_step_and_train_the_same(ranks: Ranks) -> None:
+    fields = {"block": "manual", "dtype": torch.bfloat16, "recipe": "fp8_tensorwise"}
+    gathered_again = Layout(dp_shard=2, micro_batch=1, global_batch=BATCH)
+    (expected, _) = ranks.train(gathered_again, **fields)
+    stays = replace(gathered_again, reshard_after_forward=False)
+    for rank in ranks.train(stays, keeps_weights=True, **fields):
+        assert rank.losses == expected.losses
+        assert all(torch.equal(rank.gradients[name], gradient) for name, gradient in expected.gradients.items())
+        assert rank.calls["calls_allgather_base"] == (SHAPE.layers + 2) * (STEPS - 1)  # blocks, embedding and head
+        assert rank.calls["calls_reduce_scatter_base"] == (SHAPE.layers + 2) * (STEPS - 1) * stays.microbatches
 
 
 def test_a_missing_torchao_is_infeasible_before_ranks_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,12 +84,3 @@ def test_memory_of_experts_is_counted_for_the_tokens_that_may_come(
 def test_the_estimated_speed_is_near_the_measured_one(row: dict[str, Any]) -> None:
     tolerance = 0.022 if measured_job(row).layout.gpus == 4 else 0.055
     assert estimated_tokens_per_s(row) == pytest.approx(row["tokens_per_s"], rel=tolerance)
-
-
-def test_the_layouts_estimated_to_be_the_fastest_and_the_slowest_on_four_gpus_were() -> None:
-    rows = [row for row in MEASUREMENTS if measured_job(row).layout.gpus == 4]
-    estimates = [estimated_tokens_per_s(row) for row in rows]
-    speeds = [row["tokens_per_s"] for row in rows]
-    assert len(speeds) == 7
-    assert speeds[estimates.index(max(estimates))] == max(speeds)
-    assert speeds[estimates.index(min(estimates))] == min(speeds)

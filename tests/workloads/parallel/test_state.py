@@ -71,12 +71,12 @@ def test_scales_of_fp8_weights_are_read_once_a_step(monkeypatch: pytest.MonkeyPa
         block = trainer.stages[0].first_block
         trainer.compute_gradients(Batch(tokens()[:2]))
         assert readings.count(True) == len(readings) / 4
-        first = dict(block.scales)
+        first = dict(block.kept)
         with torch.no_grad():
             for weight in block.parameters():
                 weight.mul_(8)
         trainer.compute_gradients(Batch(tokens()[:2]))
-    assert len(first) == 6 and all(torch.equal(block.scales[name], 8 * scale) for name, scale in first.items())
+    assert len(first) == 6 and all(torch.equal(block.kept[name], 8 * scale) for name, scale in first.items())
 
 
 def test_a_tied_model_trains() -> None:
