@@ -40,11 +40,13 @@ class GpuReadings:
     started_s: float = 0.0
     ended_s: float = 0.0
     before_steps: tuple[int, int, int] = (0, 0, 0)  # clock, power and temperature readings before the steps
+    retries_before_steps: int = 0
 
     def begin_steps(self) -> None:
         """Exclude everything before now, such as warm-up steps, from the energy and the drifts."""
         self.started_s = time.perf_counter()
         self.before_steps = (len(self.clocks_mhz), len(self.powers_w), len(self.temperatures_c))
+        self.retries_before_steps = count_allocator_retries()
 
     def energy(self, steps: float) -> Energy | None:
         """Return the energy of `steps` steps, from `begin_steps` to the end of the readings; None without a driver."""
@@ -93,6 +95,11 @@ class GpuReadings:
         if not self.reasons_known:
             return {}
         return {"slowed_by": " ".join(sorted(self.reasons)), "tainted": self.tainted}
+
+
+def count_allocator_retries() -> int:
+    """Return how often this process's allocations have waited for memory to be given back to the driver."""
+    return int(torch.cuda.memory_stats().get("num_alloc_retries", 0)) if torch.cuda.is_initialized() else 0
 
 
 @contextmanager

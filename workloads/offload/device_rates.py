@@ -195,14 +195,14 @@ def measure_device_rates(
             split_forward_s, split_backward_s = _measure_split(state, sequence_length, length)
         del state
         cast_s, sum_s = _measure_weight_passes(block_math, device, precision)
+    by_choice = dict(zip(SAVED_ACTIVATIONS, backward_s, strict=True))
     # With few tokens, sums take nearly all of experts' backward passes. The rest computes twice the forward GEMMs.
-    without_s = {saved: max(s - sum_s, forward_s) for saved, s in zip(SAVED_ACTIVATIONS, backward_s, strict=True)}
-    by_choice = {saved: s / tokens for saved, s in without_s.items()}
+    least_s = max(by_choice["full"] - sum_s, forward_s)
     copy_s_per_byte = _measure_copies(device)
     return DeviceRates(
         forward_s_per_token=forward_s / tokens,
-        backward_s_per_token=by_choice["full"],
-        recompute_s_per_token={saved: max(0.0, time_s - by_choice["full"]) for saved, time_s in by_choice.items()},
+        backward_s_per_token=least_s / tokens,
+        recompute_s_per_token={saved: max(0.0, s - by_choice["full"]) / tokens for saved, s in by_choice.items()},
         lm_head_s_per_token=_measure_lm_head(shape, device, dtype),
         h2d_s_per_byte=copy_s_per_byte,
         d2h_s_per_byte=copy_s_per_byte,

@@ -21,7 +21,7 @@ from workloads.api.steps import StepReports
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.instruments.distributed import process_group
-from workloads.instruments.telemetry import GpuReadings, monitor_gpu
+from workloads.instruments.telemetry import GpuReadings, count_allocator_retries, monitor_gpu
 from workloads.instruments.trace import record_trace
 from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
@@ -214,6 +214,7 @@ def _train(
         started_s["weights" if rank.world_size == 1 else "weights and rehearsal"] = time.perf_counter()
         with monitor_gpu(device) as readings:
             times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, rank)
+            retries = count_allocator_retries() - readings.retries_before_steps
     # Read before the extra step for the trace.
     copied_bytes, exchanged_bytes = engine.copy_streams.copied_bytes, engine.copy_streams.exchanged_bytes
     if parameters.save_to:
@@ -246,6 +247,8 @@ def _train(
         operation: sum(n for (saved, _), n in chunk_counts.items() if saved in choices) / plan.chunks_per_round
         for operation, choices in recomputed_under(shape).items()
     }
+    if retries:
+        metrics["allocator_retries"] = float(retries)
     if (imbalance := engine.imbalance) is not None:
         metrics["executed_imbalance"] = imbalance
     if device.type == "cuda":

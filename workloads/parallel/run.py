@@ -19,7 +19,7 @@ from workloads.hardware.cluster import UNKNOWN_CLUSTER
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.instruments.distributed import process_group
-from workloads.instruments.telemetry import GpuReadings, monitor_gpu
+from workloads.instruments.telemetry import GpuReadings, count_allocator_retries, monitor_gpu
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
@@ -152,8 +152,10 @@ def _train(
     if trainer.gradient_norm is not None:
         metrics["gradient_norm"] = float(trainer.gradient_norm)
     if device.type == "cuda":
-        metrics["peak_device_gib"] = _peak_gib(torch.cuda.max_memory_allocated(device), device)
-        metrics["peak_reserved_gib"] = _peak_gib(torch.cuda.max_memory_reserved(device), device)
+        metrics["peak_device_gib"] = _largest(torch.cuda.max_memory_allocated(device) / GIB, device)
+        metrics["peak_reserved_gib"] = _largest(torch.cuda.max_memory_reserved(device) / GIB, device)
+        if retries := _largest(count_allocator_retries() - watch.retries_before_steps, device):
+            metrics["allocator_retries"] = retries
     tokens_per_step = layout.global_batch * length
     share = 1 / rank.world_size  # every rank does an equal share of the step's work
     attended = parameters.attended_length
@@ -275,10 +277,10 @@ def _report_step(
     return endings[0]
 
 
-def _peak_gib(local_bytes: int, device: torch.device) -> float:
-    peak = torch.tensor(local_bytes / GIB, device=device)
-    dist.all_reduce(peak, dist.ReduceOp.MAX)
-    return float(peak)
+def _largest(of_rank: float, device: torch.device) -> float:
+    largest = torch.tensor(float(of_rank), device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return float(largest)
 
 
 def _executed_parameters(parameters: ParallelParameters, groups: apply.Groups, trainer: Trainer) -> dict[str, Scalar]:

@@ -166,6 +166,15 @@ def test_the_casts_of_a_recipe_are_measured(precision: Precision, costs: bool) -
     assert (rates.weight_cast_s > 0) == (rates.gradient_sum_s > 0) == costs
 
 
+def test_slow_sums_of_gradients_do_not_hide_what_recomputation_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fp8 in experts on an H100: without this, plans recomputed attention although the host had memory for it."""
+    monkeypatch.setattr(device_rates, "_measure_medians_s", lambda steps, _: [float(n) for n, _ in enumerate(steps, 1)])
+    monkeypatch.setattr(device_rates, "_measure_weight_passes", lambda *_: (0.0, 100.0))
+    recompute = measure_device_rates.__wrapped__("llama_tiny", 32, CPU, FP8).recompute_s_per_token
+    assert sorted(recompute.values()) == pytest.approx([n * recompute["gate"] for n in range(len(recompute))])
+    assert recompute["gate"] > recompute["full"] == 0
+
+
 @pytest.mark.parametrize("enough_memory", [True, False])
 def test_the_time_of_a_further_segment_is_what_shorter_ones_take_longer(
     enough_memory: bool, monkeypatch: pytest.MonkeyPatch
