@@ -39,6 +39,7 @@ from workloads.offload.peer_copies import open_peer_memory
 from workloads.offload.plan import LOGIT_TOKENS, SAVED_ACTIVATIONS, SAVED_TENSORS, SavedActivations
 
 TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the minimum number of tokens in the timed chunk
+EXPERTS_CHUNKS = 4  # as many times as many if tokens are divided among experts, whose GEMMs are slow for few rows
 SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and rates are measured under load
 SHORT_SETTLING_S = {"cuda": 1.0, "cpu": 0.0}
 SPLIT_READINGS = 3  # per segment length
@@ -175,7 +176,8 @@ def measure_device_rates(
     """
     shape, dtype = MODELS[model], precision.dtype
     length = min(sequence_length, TIMED_CHUNK_TOKENS[device.type])
-    tokens = max(1, TIMED_CHUNK_TOKENS[device.type] // sequence_length) * length
+    timed_tokens = TIMED_CHUNK_TOKENS[device.type] * (EXPERTS_CHUNKS if shape.experts else 1)
+    tokens = max(1, timed_tokens // sequence_length) * length
     tokens_before_last = sequence_length - length
     kernel = select_attention_kernel(shape, sequence_length, device, dtype)
     block_math = build_block_math(shape, kernel, precision.recipe, compiled=device.type != "cpu", routing=routing)
