@@ -16,13 +16,13 @@ from workloads.api.errors import UserInputError
 RULES = MESSAGES["hydra"]
 # Command lines, with the message of Hydra that each provokes and how it is shown.
 PROVOKED = {
-    "-m hydra.verbose=true,false": (RULES[0][0], ": a key of Hydra has one value"),
+    "-m hydra.verbose=true,false": (RULES[0][0], ": a Hydra key takes one value"),
     "+budget.trials=5": (RULES[1][0], "+budget.trials: the key exists; set it without the +"),
-    "~seed=5": (RULES[2][0], "~seed=5: is not deleted, its value is 0"),
+    "~seed=5": (RULES[2][0], "~seed=5: is not deleted, because its value is 0"),
     "~workload=probe": (RULES[3][0], "~workload=probe: is not chosen, so it cannot be deleted"),
     "-cd nowhere": (RULES[4][0], "nowhere: no such folder"),
-    "++workload=probe": (RULES[5][0], "++workload=probe: a group is chosen without ++"),
-    "-cd mine workload=wrong": (RULES[6][0], "a key in a YAML file is of type NoneType: it must be text"),
+    "++workload=probe": (RULES[5][0], "++workload=probe: choose a group without ++"),
+    "-cd mine workload=wrong": (RULES[6][0], "a key in a YAML file has type NoneType, and must be text"),
     "budget=[1]": (RULES[7][0], "budget=[1]: must be a mapping"),
     "-cd mine workload=header": (RULES[8][0], "@package a global"),
     "+workload=probe": (RULES[9][0], "workload: is chosen twice"),
