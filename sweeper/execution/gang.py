@@ -24,7 +24,7 @@ from workloads.api.secrets import mask
 Environment = tuple[tuple[str, str], ...]
 
 TRIALS_PER_GANG = 2  # one running and one queued
-ROOT_CAUSE_GRACE_S = 3.0  # after the first rank's failure, the wait for a report from the rank that knows the cause
+ROOT_CAUSE_GRACE_S = 3.0  # after the first rank's failure, the wait for a report from the rank that caused it
 MAX_LEFT = 300  # characters of leftover processes' command lines to keep
 MAX_DRIFT = 1e-4  # relative drift between machines' monotonic clocks; crystals are accurate to 100 ppm
 # A rank never reports one of these statuses merely because another rank died.

@@ -47,7 +47,7 @@ def visible_gpus_variable() -> str:
 #    instead of 1.2 s, measured on two idle cores.
 #
 #    The raylet also starts the dashboard agent, a Python program, and waits for its ports. If the ports do not open
-#    within 15 s, the raylet ends, and the sweep with it. Without `ray[default]`, the agent imports Ray only to report
+#    within 15 s, the raylet and the sweep end. Without `ray[default]`, the agent imports Ray only to report
 #    that it has no ports (ray/dashboard/agent.py). On two busy cores, two empty trials take 10.3 to 12.9 s of CPU time
 #    without the agent and 12.6 to 14.8 s with it.
 #
@@ -120,7 +120,7 @@ SETTINGS = {
 }
 
 # 5. Parts of Ray's messages, because Ray's exception classes do not distinguish these cases.
-CRASHED = "connection error code 2"  # a worker ended, and its node does not know why
+CRASHED = "connection error code 2"  # a worker ended for a reason unknown to its node
 EXIT_DETAIL = "exit detail: "
 SLOW_START = "timed out"  # `ray.init` waits 30 s for its processes; no setting is known (ray/_private/node.py)
 LOW_MEMORY = "running low on memory"  # Ray ended a worker; for actors it raises no OutOfMemoryError

@@ -32,7 +32,7 @@ LEVEL = 0.95
 EXACT_UP_TO = 300  # steps; for more, the normal approximation of the rank is accurate to 0.02
 # For a one-sided 5% test of the ranks' lag-1 autocorrelation. Without the test, noise in tau would widen all intervals.
 SIGNIFICANT_Z = 1.645
-# With fewer effective steps or crossings of the midpoint, the estimate of tau is too poor. Chosen by simulation: AR(1)
+# With fewer effective steps or crossings of the midpoint, the estimate of tau is too noisy. Chosen by simulation: AR(1)
 # with coefficient 0.9 crosses 29 times in 200 steps, and a clock that sticks for 20 steps crosses 25 times in 500.
 MIN_EFFECTIVE_STEPS = 6.0
 MIN_CROSSINGS = 14

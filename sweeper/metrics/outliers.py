@@ -51,7 +51,7 @@ class Spread:
 class Limit:
     """The lowest rate at which a part passes one comparison."""
 
-    basis: str  # what the part is compared with
+    basis: str  # the reference for the comparison
     expected: float  # the rate that the part should reach
     lowest: float  # the lowest rate that passes
     deviation: float  # the standard deviation of log(rate / expected) for a healthy part

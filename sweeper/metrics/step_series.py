@@ -33,7 +33,7 @@ class Finding:
 
     # drift: over the whole series; jump: until the end; phase: slow for a while; pauses: periodic; stalls: irregular
     kind: Literal["drift", "jump", "phase", "pauses", "stalls"]
-    share: float  # how much slower steps are; for pauses and stalls, their share of total time
+    share: float  # the slowdown of the steps; for pauses and stalls, their share of total time
     # low, high: the 95% interval of `share`, or NaN
     low: float
     high: float

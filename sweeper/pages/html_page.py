@@ -81,7 +81,7 @@ def _draw(chart: Chart, figure: Any) -> Markup:
     # Keep the figure's height and left margin if they are set.
     figure.update_layout(template={"layout": LIGHT}, height=figure.layout.height or 440, font={"size": 13})
     figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
-    if not several:  # a phone has no room for a legend beside the chart
+    if not several:  # a phone has no room for a legend next to the chart
         figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
     config = {"responsive": True, "displaylogo": False, "displayModeBar": False if several else "hover"}
     return Markup(without_markup(figure).to_html(full_html=False, include_plotlyjs=False, config=config))

@@ -49,7 +49,7 @@ class Calibration:
     conditions: str = ""  # how long the load lasted, and the clock and power
     sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of large GEMMs, by dtype
     power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # rate of a short run over a long one
-    copy_gb_s: Figure | None = None  # what copies read plus write, in GB/s
+    copy_gb_s: Figure | None = None  # the reads plus writes of copies, in GB/s
     attention: dict[str, Attention] = field(default_factory=dict)  # rates by the planner's kernel names
 
     def describe(self) -> str:

@@ -35,7 +35,7 @@ class FinalistResult:
 
     trial: TrialRecord
     value: Interval  # the mean of the objective over the rounds
-    behind: Interval  # how much worse than the leader, as a fraction (the leader: zero); holds for all pairs at once
+    behind: Interval  # the gap to the leader, as a fraction (zero for the leader); holds for all pairs at once
     rounds: int  # the number of rounds that are compared
     exceeded: tuple[str, ...] = ()  # limits that the median over the rounds exceeds; any of them prevents a win
     round_ratio: float = 1.0  # the largest round divided by the smallest

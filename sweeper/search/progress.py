@@ -14,7 +14,7 @@ DESCRIPTIONS = {TrialStatus.FAILED: "failed", TrialStatus.LOST: "were lost", Tri
 SUCCESSES = (TrialStatus.COMPLETE, TrialStatus.PRUNED)  # a pruned trial did run
 # The limits of the budget. The search ends when it reaches any of them.
 LIMITS = ("trials", "time_s", "patience", "gpu_hours", "cost")
-EARLY_TRIALS = 5  # if this many trials all fail in the same way at the start, it is not a coincidence
+EARLY_TRIALS = 5  # if this many trials at the start all fail in the same way, the failure is systematic
 
 
 class RepeatedFailures:

@@ -27,7 +27,7 @@ TAG_PREFIX = "mlflow.sharedViewState."
 COMPRESSED = "deflate;"  # the prefix of a compressed value in base64
 # Since 3.17, MLflow's run list keeps column order and width and filters by missing tags. Version 4 is unknown.
 FIRST_VERSION, FIRST_UNKNOWN_VERSION = (3, 17), (4, 0)
-RANKED_TRIALS = 10  # as many as the summary shows; each takes a write (10 ms on an idle machine)
+RANKED_TRIALS = 10  # the number that the summary shows; each takes a write (10 ms on an idle machine)
 
 # Values that runs in a view have in addition to the metrics of the trial.
 PLACE = "place"  # 0 for the parent run, 1 for the winner, 2 for the next trial

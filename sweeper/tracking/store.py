@@ -283,7 +283,7 @@ class Store:
             results = json.loads(earlier_tags.get(mlflow_store.RESULTS, "{}"))
             if runs[0].info.status == "FINISHED" and "digest" in results:
                 self.stored_results = results
-            # Keep the earlier configuration, and add what is different in this command.
+            # Keep the earlier configuration, and add the differences of this command.
             for name, value in tags.items():
                 if value not in (lines := earlier_tags.get(name, "")).splitlines():
                     lines = f"{lines}\n{value}".strip()

@@ -22,7 +22,7 @@ class Support(StrEnum):
 @dataclass(frozen=True)
 class Recipe:
     matrix_dtype: str  # the data type with the peak rate that utilization refers to
-    needs: str  # what a device without native support lacks
+    needs: str  # the feature that a device without native support lacks
     # The first and last compute capability with matrix-unit support; the first is None if no NVIDIA GPU has support.
     first_sm: int | None = None
     last_sm: int = 10_000

@@ -27,7 +27,7 @@ class KernelRule:
     """The devices that support a kernel, and how to make PyTorch use it."""
 
     architectures: str  # a regular expression
-    needs: str = ""  # what other architectures lack
+    needs: str = ""  # the feature that other architectures lack
     dtypes: Sequence[str] = ("bf16", "fp16")  # data types supported on a GPU
     backend: str = ""  # back end of scaled_dot_product_attention; empty for packages that are called directly
     rocm_library: str = ""  # the library that PyTorch should prefer

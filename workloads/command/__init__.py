@@ -130,7 +130,7 @@ class Command(Workload):
         command.settings = settings
         parameters = [(name, Any) for name in settings.parameter_names]
         command.Parameters = make_dataclass("CommandParameters", parameters, frozen=True)
-        # Programs that train the same model on the same batch do the same work, whatever their configuration. Without a
+        # Programs that train the same model on the same batch do the same work under any configuration. Without a
         # model, only the command defines what is computed.
         command.ways = ("warmup", "steps", *([*settings.parameter_names, "command"] if settings.model else []))
         return command

@@ -37,7 +37,7 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
     # A domain has at least as many GPUs as a node.
     topology = replace(topology, gpus_per_domain=max(topology.gpus_per_domain, machine.ranks_per_node))
     cluster = replace(machine.cluster, topology=topology, gpus=machine.world_size)
-    # `read_job` calls an unknown trainer own. Megatron's rules are the strictest of those for other trainers.
+    # `read_job` names an unknown trainer `own`. Megatron's rules are the strictest among other trainers.
     checked = job if settings.trainer else replace(job, trainer="megatron")
     if violation := find_violation(checked, cluster, COMMON_RULES):
         return Estimate(violation.reason, violation.rule, description=description)

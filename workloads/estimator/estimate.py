@@ -16,11 +16,10 @@ class StepTime:
     """Step time in seconds on the slowest GPU's critical path, by use. Only exposed communication counts."""
 
     products: float  # GEMMs in blocks, forward, backward and recomputed
-    attention: float  # scores and their product with the values, forward, backward and recomputed
+    attention: float  # GEMMs of scores and of outputs, forward, backward and recomputed
     head_and_loss: float  # the output layer and the loss
     other_compute: float  # norms, activations, casts and other operations limited by memory bandwidth
     bubble: float = 0.0  # time that a pipeline stage waits for other stages
-    # Communication by kind.
     data_parallel: float = 0.0
     tensor_parallel: float = 0.0
     context_parallel: float = 0.0
@@ -28,7 +27,7 @@ class StepTime:
     pipeline: float = 0.0
     optimizer: float = 0.0  # the optimizer's step, on the GPU or the host
     copies: float = 0.0  # copies of gathered weights and gradients, and copies between host and GPU
-    stalls: float = 0.0  # the allocator returns memory and takes it again, in a layout that needs more than is usable
+    stalls: float = 0.0  # the allocator frees and reallocates memory, if a layout needs more than is usable
 
     @property
     def total_s(self) -> float:

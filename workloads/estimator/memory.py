@@ -211,7 +211,7 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
 
     saved = own_saved_elements(placed, layout.checkpointing)
     everything = own_saved_elements(placed, "none")
-    checkpointed = int(layers * placed.checkpointed_share)  # the fewest that a rank can have
+    checkpointed = int(layers * placed.checkpointed_share)  # the smallest number that a rank can have
     saved_by_all = checkpointed * saved + (layers - checkpointed) * everything
     # A loss chunk holds logits and their gradient. With tensor parallelism, the eager loss holds more fp32 copies.
     logit_bytes = 16 if layout.tp > 1 else 2 * element_bytes

@@ -114,7 +114,7 @@ ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
 # The backward pass of fused attention has five GEMMs; the forward pass has two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5
 # Bytes per fp16 score of unfused attention. The forward pass computes the scores, a scaled and masked softmax, dropout
-# with its mask, and the product with the values. The backward pass computes the gradient of each.
+# with its mask, and the GEMM with the values. The backward pass computes the gradient of each.
 SCORE_FORWARD_BYTES, SCORE_BACKWARD_BYTES = 13, 21
 
 

@@ -43,8 +43,8 @@ class BlockTime:
         return self.forward.total + self.backward.total + exchanges + self.copies
 
 
-# Seconds of a micro-batch for each GiB that a layout needs beyond what is usable: 0.23 in both layouts measured, which
-# lack 1.8 and 2.4 GiB on H100s (results/parallel_h100.md, trainers_h100.md). Other trainers' needs are less certain.
+# Seconds that a micro-batch takes longer for each GiB beyond the usable memory: 0.23 in both measured layouts, which
+# lack 1.8 and 2.4 GiB on H100s (results/parallel_h100.md, trainers_h100.md). Memory of other trainers is less certain.
 STALL_S_PER_GIB = 0.23
 
 

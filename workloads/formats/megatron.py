@@ -22,7 +22,7 @@ FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"
 # megatron/core/transformer/transformer_config.py, `recompute_modules`. Megatron recomputes activations only in experts.
 RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm", "moe_act"]}
 ALGORITHMS = {"1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zero_bubble", "zbv-formatted": "zbv"}
-ALGORITHMS |= {"v-half": "v_half", "v-min": "v_min"}  # of Primus's own pipeline
+ALGORITHMS |= {"v-half": "v_half", "v-min": "v_min"}  # in Primus's pipeline
 V_SETUPS = {"zbv": "zb", "v_half": "half", "v_min": "min"}  # Primus's `zero_bubble_v_schedule_mem_setup`
 DEFAULT_KV_RANK = 32  # megatron/training/arguments.py, `--kv-lora-rank`
 # Megatron pads a vocabulary to a multiple of at most this number times `tp`, for fast GEMM sizes.

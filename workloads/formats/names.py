@@ -207,7 +207,7 @@ class RenderedFile:
     name: str
     text: str
     command: str  # the command to run in the file's directory, on each node
-    notes: tuple[str, ...] = ()  # what the user must know first, such as a path to set
+    notes: tuple[str, ...] = ()  # instructions for the user, such as a path to set
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from workloads.api.steps import StepReports
 
 VALUE = "value"  # the metric of a function that returns a number
 RANK = "rank"  # a parameter with this name receives the rank and is not part of the space
-REPORT = "report"  # likewise, a parameter with this name receives the function that reports steps
+REPORT = "report"  # a parameter with this name receives the function that reports steps
 # Values that a function may return in addition to metrics. All rates are derived from these.
 RAW_NAMES = ("step_times_s", "tokens_per_step", "flops_per_step", "bytes_per_step", "matrix_dtype", "statistic")
 

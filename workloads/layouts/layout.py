@@ -138,7 +138,7 @@ class Job:
     trainer: str = "own"  # key of the planner's table of trainers; determines rules, memory and efficiency
     # The data type of GEMMs: bf16, fp16, or an fp8 or fp4 recipe such as `fp8_tensorwise`.
     precision: str = "bf16"
-    bf16_blocks: int = 0  # of those, blocks whose GEMMs stay in bf16, as NVFP4's recipes have it for the last ones
+    bf16_blocks: int = 0  # blocks whose GEMMs stay in bf16, as the last blocks do in NVFP4's recipes
     # `fp32`: fp32 master weights, moments and gradient reduction; `amp`: fp32 weights that are cast for each use;
     # `bf16`: everything in bf16; `int8`: 8-bit moments.
     state: State = "fp32"

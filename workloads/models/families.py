@@ -94,7 +94,7 @@ class Family:
 
 def _falcon(config: Config) -> dict[str, Any]:
     is_new, is_parallel = config["new_decoder_architecture"], config["parallel_attn"]
-    usual = None if is_new or not config["multi_query"] else 1  # None: as many as there are heads
+    usual = None if is_new or not config["multi_query"] else 1  # None: the number of heads
     norms = config["num_ln_in_parallel_attn"] or (2 if is_new else 1)
     return {
         "num_kv_heads": (config["num_kv_heads"] if is_new else None) or usual,

@@ -63,7 +63,7 @@ class Model:
     chunked_window: bool = False
     # Multi-head latent attention (arXiv 2405.04434); 0 without it. kv_rank, query_rank: features of latent keys and
     # values, and of latent queries (0 if queries are projected directly). rope_size: features of a key that all heads
-    # share. value_size: features of a head's value; 0 for as many as in the key.
+    # share. value_size: features of a head's value; 0 if equal to the key's.
     kv_rank: int = 0
     query_rank: int = 0
     rope_size: int = 0
@@ -103,7 +103,7 @@ class Model:
     qk_norm: QkNorm = field(default="", compare=False)
     other_vectors: int = field(default=0, compare=False)
     linear_vectors: int = field(default=0, compare=False)
-    remark: str = field(default="", compare=False)  # what the model omits from its file
+    remark: str = field(default="", compare=False)  # parts that the model omits from its file
     # The router, for this project's trainer. router_scores: the function for experts' scores. renormalized: the scores
     # of a token's experts are divided by their sum; then they are multiplied by router_scale. expert_groups,
     # groups_per_token: a token's experts are in the groups with the largest sum of two scores (arXiv 2412.19437).

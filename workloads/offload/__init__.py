@@ -143,7 +143,7 @@ class Offload(Workload):
     def recorded_parameters(self, parameters: OffloadParameters) -> Mapping[str, Scalar]:
         recorded = dict(super().recorded_parameters(parameters))
         if parameters.shape.experts and parameters.imbalance is None:
-            recorded["imbalance"] = "natural"  # so that a result shows which routing it used
+            recorded["imbalance"] = "natural"  # so that a result names its routing
         return recorded
 
     def list_candidates(

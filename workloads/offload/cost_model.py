@@ -72,7 +72,7 @@ class ModelSizes:
     state_bytes_per_parameter: float  # of the optimizer's states
     cast_bytes_per_parameter: int = 0  # of the current block, whose weights are cast for its GEMMs
     token_multiple: int = 1  # the tokens of a chunk must be a multiple of this
-    padded_tokens: int = 0  # padding adds as many expert rows as a chunk of this many tokens has
+    padded_tokens: int = 0  # padding adds the expert rows of a chunk with this number of tokens
     gpus: int = 1
     distribution: plan.Distribution | None = None  # None: for one GPU, or not chosen yet
 
@@ -256,8 +256,8 @@ def predict_step_times(
         compute_s = (backward_s if is_backward else forward_s) + once_s
         received_bytes = _count_received_bytes(placement, is_backward, updates)
         if model.distribution == "sharded" and is_backward:
-            # One kernel reads what the others have sent by copies, the own share and the kept share, and writes the
-            # last; `sum_s_per_byte` is for three accesses.
+            # One kernel reads the shares that other GPUs have copied, this GPU's share and the kept share, and writes
+            # the kept share. `sum_s_per_byte` covers three accesses.
             accesses = 3 / model.gpus + (model.reduced_share if rates.peer_copy_s_per_byte else 0)
             summed_bytes = accesses / 3 * model.layer_parameters * model.element_bytes
             compute_s = compute_s + summed_bytes * rates.sum_s_per_byte

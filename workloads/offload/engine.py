@@ -124,7 +124,7 @@ class EmbeddingAndHead:
                 master.tensor.copy_(value.flatten())
 
     @property
-    def dtype(self) -> torch.dtype:  # of weights and products
+    def dtype(self) -> torch.dtype:  # of weights and GEMMs
         return self._weights[self._lm_head].dtype
 
     def copy_weights(self) -> Iterator[tuple[str, Tensor]]:  # to the host
@@ -446,7 +446,7 @@ class Engine:
             parts = self._split(self.gang.gather(n, kept).cpu())
             yield from ((f"blocks.{n}.{name}", part.clone()) for name, part in parts.items())
 
-    # ── what ran ──
+    # ── executed settings ──
 
     @property
     def peer_bytes(self) -> int:

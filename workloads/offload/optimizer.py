@@ -22,7 +22,7 @@ class Precision:
 
     dtype: torch.dtype = torch.bfloat16  # of weights, gradients and activations
     master_weights: bool = False  # the optimizer has a copy of the weights in fp32
-    recipe: str = ""  # from `workloads.api.recipes`, for the blocks' matrix products; empty: `dtype`
+    recipe: str = ""  # from `workloads.api.recipes`, for the blocks' GEMMs; empty: `dtype`
     # The format of momentum and variance. int8 stores codes of a table of 256 numbers, with an fp32 scale per block of
     # INT8_BLOCK numbers. None: the weights' type, but fp32 with master weights.
     optimizer_states: StateFormat | None = None

@@ -12,7 +12,7 @@ from workloads.models.model import Model
 Location = Literal["device", "host"]
 # The division of a step among the GPUs of a host. replicas: each GPU trains the whole model on its own sequences.
 # sharded: each GPU keeps a share of every layer and gathers the other shares for each use. ring: layers are assigned to
-# the GPUs in turn, and each GPU passes chunks to the next.
+# the GPUs round-robin, and each GPU passes chunks to the next.
 Distribution = Literal["replicas", "sharded", "ring"]
 SavedActivations = Literal["full", "gate", "projections", "attention", "input"]
 
@@ -21,7 +21,7 @@ WEIGHT_SLOTS = 2  # device buffers that streamed layers share: one for the compu
 GRADIENT_SLOTS = 3  # the same two, and one for the copy back to the host
 GATHERED_SLOTS = 2  # whole layers of a sharded model: the one that computes, and one that is gathered or reduced
 # The number of chunks whose activations are copied at the same time. It is two, because copying a chunk may take longer
-# than computing it if neighboring chunks stay on the device. The backward pass fetches as many chunks ahead.
+# than computing it if neighboring chunks stay on the device. The backward pass fetches the same number ahead.
 CHUNKS_IN_FLIGHT = 2
 LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
@@ -37,7 +37,7 @@ SAVED_TENSORS: dict[SavedActivations, tuple[str, ...]] = {
 }
 SAVED_ACTIVATIONS: tuple[SavedActivations, ...] = tuple(SAVED_TENSORS)
 
-# The choices under which the backward pass recomputes an operation of a block. The block's last product is never
+# The choices under which the backward pass recomputes an operation of a block. The block's last GEMM is never
 # recomputed: the backward pass does not use its result.
 RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
     "qkv": ("attention", "input"),

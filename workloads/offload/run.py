@@ -123,8 +123,8 @@ def _plan_and_train(
     if rank.rank == 0:
         print("\n".join(describe_plan(prediction)), flush=True)
     started_s["plan"] = time.perf_counter()
-    # Each allocation is aligned to 512 bytes: a chunk has at most eight tensors, and a layer a dozen vectors. Padding a
-    # share takes as much again.
+    # Each allocation is aligned to 512 bytes: a chunk has at most eight tensors, and a layer a dozen vectors. The
+    # padding of shares takes the same amount again.
     chunks_on_host = sum(location == "host" for _, location in prediction.plan.list_activations())
     alignment_bytes = (8 * chunks_on_host + 32 * (model.shape.layers + 1)) * ALIGNMENT_BYTES
     arena_bytes = math.ceil(prediction.host_bytes) + alignment_bytes

@@ -255,7 +255,7 @@ class Parallel(Workload):
     def recorded_parameters(self, parameters: ParallelParameters) -> Mapping[str, Scalar]:
         recorded = dict(super().recorded_parameters(parameters))
         if parameters.shape.experts and parameters.imbalance is None:
-            recorded["imbalance"] = "natural"  # so that a result shows which routing it used
+            recorded["imbalance"] = "natural"  # so that a result names its routing
         return recorded
 
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:

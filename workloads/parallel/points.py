@@ -17,7 +17,7 @@ Values = Mapping[str, Sequence[Scalar]]
 Level = tuple[tuple[str, ...], tuple[str, ...]]
 
 # Parameters that are chosen together, with the rules that depend on them and on earlier parameters. The order is that
-# of `RULES`, so a point counts toward the rule that it would break first on its own.
+# of `RULES`, so a point counts toward the first rule that it would break.
 LEVELS: tuple[Level, ...] = (
     (
         ("model", "sequence_length", "tp_across_nodes", "cp_method"),

@@ -109,7 +109,7 @@ def _program_files(
 ) -> tuple[dict[str, str], list[str]]:
     workload = registry.load(description.workload)
     if workload.Settings is not None:
-        if description.settings is None:  # a function, which alone defines its parameters
+        if description.settings is None:  # a function defines its own parameters
             return {}, []
         workload = workload.with_settings(workload.Settings(**description.settings))
     values = trial_parameters(description, record)

@@ -20,7 +20,7 @@ CLAIM_TOLERANCE = 0.05  # a claimed and a derived value contradict each other ab
 MAX_COUNT = 10**15  # larger batches and sequence lengths are invalid
 MAX_DEVICES = 10**6
 WARMUP_RULE = "leading steps of more than 1.2 times the median of the second half are warm-up"
-OUR_FLOPS = "causal"  # this project's way of counting model FLOPs, explained in docs/reference/metrics.md
+OUR_FLOPS = "causal"  # this project's convention for model FLOPs (docs/reference/metrics.md)
 TRAINING_DTYPES = ("bf16", "fp16", "fp8")
 POWER_OF_TWO_TOLERANCE = 0.1  # tolerant, because a claimed rate may include the warm-up
 MAX_LENGTH_FACTOR = 1024  # the largest factor by which a suggested sequence length may differ from the stated one
@@ -34,7 +34,7 @@ class Claims:
     values: dict[str, float] = field(default_factory=dict)  # by this project's metric names
     step_times_s: tuple[float, ...] = ()  # the steps that the values summarize; empty for all steps after the warm-up
     statistic: str = "median"  # the statistic over these steps, median or mean
-    # the tool's way of counting FLOPs in rates and utilizations; values are comparable only if counted the same way
+    # the tool's FLOP convention in rates and utilizations; values are comparable only under the same convention
     flops: str = OUR_FLOPS
 
 

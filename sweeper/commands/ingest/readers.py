@@ -18,12 +18,10 @@ HEAD_BYTES = 8192  # number of bytes at the start of a file from which the forma
 
 _NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("readers.toml").read_text())
 
-# Constants of the tprimat reader.
 MAX_JSON_BYTES = 64 * 2**20
 GIB_PER_GB = 1e9 / 2**30
 TRAINING, DEGREES, CLAIMS = (_NAMES["tprimat"][name] for name in ("training", "degrees", "claims"))
 
-# Constants of the ml_dataflow reader.
 MAX_LINE_LENGTH = 4096
 ML_DATAFLOW: dict[str, Any] = _NAMES["ml_dataflow"]
 COLUMNS: list[str] = ML_DATAFLOW["columns"]

@@ -21,7 +21,6 @@ from workloads.layouts.layout import describe
 
 MAX_BARS = 4
 DRAWN_MICROBATCHES = 2  # in multiples of the pipeline degree; later micro-batches repeat the pattern
-# The colors of step parts, memory parts and pass kinds.
 COLORS_OF: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("colors.toml").read_text())
 CHUNK_SHADES = 5  # number of shades for the stages of a rank
 Bars = Mapping[str, Mapping[str, float]]  # each bar's description, and the bar's parts by name

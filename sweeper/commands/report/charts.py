@@ -29,7 +29,7 @@ HEATMAP_METRICS = {"tflops": "TFLOP/s", "mfu": "MFU %", "hfu": "HFU %"}
 BATCH = "global_batch"  # the only property of the work that may grow with the number of devices
 AXIS_MARGIN = 1.5  # the factor by which logarithmic axes extend beyond the outermost points
 MIN_IMPORTED = 6  # the number of results of one kind of work needed for a heatmap
-MAX_FIGURES = 24  # the largest number of figures side by side
+MAX_FIGURES = 24  # the largest number of charts side by side
 MAX_NAME_LENGTH = 30  # the length of the longest result name next to a bar, in characters
 BUDGETS = ("param.host_gib", "param.device_gib")  # the axes of ml_dataflow's result tables
 

@@ -40,7 +40,7 @@ from workloads.api import secrets
 # a batch job might stay RUNNING forever. An interrupted sweep has little time before it is killed.
 STORE_PATIENCE_S = 20.0
 STORE_PATIENCE_UNATTENDED_S = 120.0
-# A person should not have to wait for the report. A batch system kills all remaining processes when the command ends.
+# Users should not have to wait for the report. A batch system kills all remaining processes when the command ends.
 REPORT_PATIENCE_S = 2.0
 REPORT_PATIENCE_UNATTENDED_S = 120.0
 MANY_PENDING = 20  # above this number of unwritten records, print a note, because writing takes noticeably long

@@ -42,7 +42,7 @@ def energy_between(samples: Sequence[EnergySample], start_s: float, end_s: float
     if not has_counter and all(sample.power_w is None for sample in samples):
         return None
     counter_w, missing = _power_of_counter(inside, seconds) if has_counter else (0.0, "")
-    # The power in the second half of the window is unaffected by what ran before.
+    # Earlier load does not affect the power in the second half of the window.
     power_w = statistics.mean(powers_w[len(powers_w) // 2 :]) if len(powers_w) > 1 else counter_w
     if counter_w and power_w / LARGEST_FACTOR <= counter_w <= power_w * LARGEST_FACTOR:
         return Energy(counter_w * seconds, seconds, steps, "counter")
