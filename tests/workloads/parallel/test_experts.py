@@ -233,15 +233,26 @@ def test_a_gpu_trains_a_published_model_reduced_in_depth(imbalance: float | None
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("imbalance", "compiled"), [(None, False), (1.0, False), (None, True)], ids=["natural", "forced", "compiled"]
+    ("imbalance", "compiled", "degrees"),
+    [
+        (None, False, {"ep": 2}),
+        (1.0, False, {"ep": 2}),
+        (None, True, {"ep": 2}),
+        (None, True, {"dp_shard": 1, "tp": 2, "ep": 2}),
+        (None, False, {"dp_shard": 1, "tp": 2}),
+    ],
+    ids=["natural", "forced", "compiled", "tp", "tp, whole experts"],
 )
 def test_experts_divided_over_two_gpus_train_as_whole_ones_do(
-    imbalance: float | None, compiled: bool, gpus: Ranks
+    imbalance: float | None, compiled: bool, degrees: dict[str, int], gpus: Ranks
 ) -> None:
     layout = Layout(dp_shard=2, micro_batch=2, checkpointing="selective", global_batch=BATCH)
     # Of each kind of block one: compiling takes most of the time.
     fields = {"shape": replace(SHAPE, layers=2), "routing": Routing(imbalance), "dtype": torch.bfloat16}
-    (whole, _), divided = gpus.train(layout, **fields), gpus.train(replace(layout, ep=2), **fields, compiled=compiled)
+    (whole, _), divided = (
+        gpus.train(layout, **fields),
+        gpus.train(replace(layout, **degrees), **fields, compiled=compiled),
+    )
     for rank in divided:
         assert rank.losses == pytest.approx(whole.losses, abs=0.02)
         assert rank.norm == pytest.approx(whole.norm, rel=0.05)

@@ -49,7 +49,12 @@ def test_a_cuda_graph_trains_like_one_cpu_process(
 
 
 # Sequences that leave each rank 16 tokens and more, as fp8 products of a GPU need.
-FP8_LAYOUTS = [Layout(dp_shard=2, micro_batch=2), Layout(tp=2, micro_batch=2), Layout(pp=2, micro_batch=2)]
+FP8_LAYOUTS = [
+    Layout(dp_shard=2, micro_batch=2),
+    Layout(dp_shard=2, micro_batch=2, reshard_after_forward=False),
+    Layout(tp=2, micro_batch=2),
+    Layout(pp=2, micro_batch=2),
+]
 
 
 @pytest.mark.gpu
