@@ -146,14 +146,15 @@ def upper_bound(events: int, runs: int) -> float:
 def build_page(runs: int) -> Iterator[str]:
     """Yield the lines of the page."""
     yield "# How often a healthy cluster fails, and which losses are found\n"
-    yield f"`python -m benchmarks.acceptance --runs {runs}`: nodes of {PER_NODE} GPUs, all tests of `profile=quick`"
-    yield "against the other parts, with the spreads of `spreads.csv`. Heavy tail: GPUs differ by Student's"
-    yield f"distribution with {HEAVY_TAIL} degrees of freedom and the same deviation, which the limits do not assume.\n"
+    yield f"`python -m benchmarks.acceptance --runs {runs}` simulates nodes of {PER_NODE} GPUs and all tests of"
+    yield "`profile=quick`, compared with the other parts, with the spreads of `spreads.csv`. Heavy tail: GPUs"
+    yield f"differ by Student's distribution with {HEAVY_TAIL} degrees of freedom and the same deviation, which the"
+    yield "limits do not assume.\n"
     yield "| GPUs | healthy clusters | failed | 95% at most | heavy tail: failed |\n|---|---|---|---|---|"
     for gpus in COUNTS:
         failed, tails = (count_false_alarms(gpus // PER_NODE, runs, draw) for draw in (normal, heavy))
         yield f"| {gpus:,} | {runs:,} | {failed / runs:.2%} | {upper_bound(failed, runs):.2%} | {tails / runs:.1%} |"
-    for title, kept in (("against the other parts", False), ("against the part's own baseline", True)):
+    for title, kept in (("compared with the other parts", False), ("compared with the part's own baseline", True)):
         yield f"\nThe smallest loss of a part that is found in 99% of cases, {title}; median of {CLUSTERS} clusters:\n"
         yield f"| GPUs | {' | '.join(SHOWN)} |\n|---|{'---|' * len(SHOWN)}"
         for gpus in COUNTS:
@@ -161,7 +162,7 @@ def build_page(runs: int) -> Iterator[str]:
             losses = [[of[test].found_loss for of in limits if test in of] for test in SHOWN]
             yield f"| {gpus:,} | {' | '.join(f'{median(own):.1%}' if own else '—' for own in losses)} |"
     checked = max(100, runs // 5)
-    yield f"\nLosses as large as `found_loss` of one cluster of 64 GPUs, in another one, {checked} times, were found in"
+    yield f"\nIn {checked} simulations, losses as large as `found_loss` of another cluster of 64 GPUs were found in"
     yield f"{', '.join(f'{share_found(8, test, checked):.1%} ({test})' for test in SHOWN)}."
     yield f"A link at half its rate was found in {share_found(8, SHOWN[-1], checked, 0.5):.0%}."
 

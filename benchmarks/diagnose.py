@@ -103,10 +103,10 @@ def build_page(logs: int) -> str:
                 wrong[f"{fault}: {' and '.join(text.partition(':')[0] for text in found) or 'nothing'}"] += 1
     missed = "; ".join(f"{text} ({number})" for text, number in wrong.items()) or "none"
     return (
-        f"# What `sweeper diagnose` finds in simulated logs\n\n`python -m benchmarks.diagnose --logs {logs}`\n\n"
+        f"# Findings of `sweeper diagnose` in simulated logs\n\n`python -m benchmarks.diagnose --logs {logs}`\n\n"
         f"| logs | with a finding |\n|---|---|\n"
         f"| {logs} clean | {false_alarms}, 95% at most {upper_bound(false_alarms, logs):.1%} |\n"
-        f"| {len(faults)} with a fault | {named} named rightly, with no other finding ({named / len(faults):.0%}) |\n\n"
+        f"| {len(faults)} with a fault | {named} named correctly, no other finding ({named / len(faults):.0%}) |\n\n"
         f"Faults, a sixth of the logs each: {', '.join(FAULTS)}. Wrong: {missed}.\n"
     )
 

@@ -39,7 +39,7 @@ from workloads.offload.peer_copies import open_peer_memory
 from workloads.offload.plan import LOGIT_TOKENS, SAVED_ACTIVATIONS, SAVED_TENSORS, SavedActivations
 
 TIMED_CHUNK_TOKENS = {"cuda": 8192, "cpu": 64}  # the minimum number of tokens in the timed chunk
-EXPERTS_CHUNKS = 4  # as many times as many if tokens are divided among experts, whose GEMMs are slow for few rows
+EXPERTS_CHUNKS = 4  # factor on this number for mixtures of experts, whose GEMMs are slow for few rows
 SETTLING_S = {"cuda": 6.0, "cpu": 0.0}  # clocks fall within seconds of load, and rates are measured under load
 SHORT_SETTLING_S = {"cuda": 1.0, "cpu": 0.0}
 SPLIT_READINGS = 3  # per segment length
