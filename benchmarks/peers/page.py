@@ -71,7 +71,7 @@ def _killed(rows: Sequence[Row]) -> list[str]:
 
 
 def _lines() -> list[str]:
-    lines = ["| what a user writes | lines | files |", "|---|---:|---|"]
+    lines = ["| program | lines | files |", "|---|---:|---|"]
     shown: set[tuple[str, ...]] = set()
     for tool in WHOLE:
         if tool.files not in shown:

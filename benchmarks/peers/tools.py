@@ -20,7 +20,7 @@ class Tool:
     name: str
     python: str  # which environment runs it: `sweeper`, `tune` or `hydra`
     command: tuple[str, ...]  # its words; `python` is that of the environment
-    files: tuple[str, ...]  # what a user writes, besides the trial itself
+    files: tuple[str, ...]  # the files that a user writes, in addition to the trial
     read: Callable[[Path], list[Point]]  # the points that its results have in a folder, the best one first
     # environment variables that differ from the tool's defaults
     variables: Mapping[str, str] = field(default_factory=dict)
