@@ -100,7 +100,7 @@ class TrialRecord:
     number: int
     params: Mapping[str, Scalar]
     status: TrialStatus
-    reason: str  # as in the trial's result; for a complete trial, the reason for having no speed to rank
+    reason: str  # as in the trial's result; for a complete trial, the reason that it has no speed to rank
     detail: str
     metrics: Mapping[str, float]
     measurements: list[dict[str, Any]]

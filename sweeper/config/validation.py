@@ -16,7 +16,6 @@ T = TypeVar("T")
 MAX_INTEGER = 2**63  # the limit for integers in Optuna, NumPy and SQLite
 SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # seconds in each unit that people may write
 SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B stands for billions, as in 8B
-# PyTorch's names for dtypes, and ours.
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 # Units by key suffix. The longest matching suffix applies.
 UNITS = {

@@ -15,7 +15,7 @@ from sweeper.common.trials import BAD, Remeasurement, TrialStatus
 JUDGED_STATUSES = (*BAD, TrialStatus.COMPLETE, TrialStatus.PRUNED)
 RECENT_TRIALS = 50  # only a node's last trials count because they show the present state
 MIN_FAILURES = 3
-SIGNIFICANCE_LEVEL = 1 / 2_000  # of the failure test: how often chance alone would drain a node
+SIGNIFICANCE_LEVEL = 1 / 2_000  # of the failure test: the probability that chance alone drains a node
 SLOW_MEASUREMENTS = 3  # consecutive slow measurements of the same parameters after which a node is drained
 TRIALS_BETWEEN_ROUNDS = 20  # trials per node between two comparison rounds
 

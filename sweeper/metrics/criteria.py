@@ -13,7 +13,7 @@ from sweeper.common.trials import TrialRecord, TrialStatus
 from workloads.api.metrics import ROWS, get_metric
 
 MAX_OBJECTIVES = 3  # with four or more objectives, most points of a random sample are on the front
-UNKNOWN_EXCESS = 1.0  # for a trial without the limit's metric, which cannot show that it keeps the limit
+UNKNOWN_EXCESS = 1.0  # for a trial without the limit's metric, which cannot show that the trial meets the limit
 DIRECTIONS = {row.name: row.direction for row in ROWS if row.direction}
 
 

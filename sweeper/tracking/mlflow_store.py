@@ -24,16 +24,14 @@ from typing import Any
 from workloads.api.errors import UserInputError, describe_os_error, first_line
 from workloads.api.secrets import mask
 
-# Tags that identify a run.
 KIND = "sweeper.kind"
 STUDY = "sweeper.study"  # the id of the sweep's Optuna study, because sweep names are not unique
 TRIAL_NUMBER = "sweeper.trial"
 STARTED_AT = "sweeper.started_at"  # the start time of the command that created the parent run
-WRITTEN = "sweeper.written"  # of a parent run: how many of the first trials have ended and are written
+WRITTEN = "sweeper.written"  # of a parent run: the number of leading trials that have ended and are written
 RESULTS = "sweeper.results"  # of a parent run, as JSON: the results last written, and whether they are complete
 CONTENT = "sweeper.content"  # the digest of an imported file
 
-# Values of the tag KIND.
 SWEEP_KIND = "sweep"  # the parent run of a sweep
 TRIAL_KIND = "trial"  # a child run of a sweep
 IMPORT_KIND = "import"  # the parent run of an imported file

@@ -223,7 +223,7 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
     return (queries * model.heads * model.head_size + keys_values * model.kv_features) / placed.layout.tp
 
 
-# In most trainers, the host must read how many tokens each expert of a dropless mixture gets. ROUTING_S is a pass's
+# In most trainers, the host must read the token count of each expert in a dropless mixture. ROUTING_S is a pass's
 # wait for launches after this read, plus small router kernels. LAUNCHES_S is the host's time to launch a block, and a
 # block takes at least this long. A graph of the step does not wait: Qwen3 235B takes 36.3 s with a graph and 50.0 s
 # without on 128 GB200s, or 6.0 and 8.3 ms per block and micro-batch (Megatron-LM, PR 5728).

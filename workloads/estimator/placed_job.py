@@ -50,7 +50,7 @@ class PlacedJob:
         self.weight_casts = 1 / layout.microbatches if keeps_casts else 1.0
         # Whether FSDP reduces gradients in each micro-batch (`workloads.parallel.apply.set_gradient_sync`).
         self.reduces_each = layout.reshard_after_forward or (job.manual_backward and layout.pp == 1)
-        self.plain_share = job.bf16_blocks / job.model.layers  # of blocks
+        self.plain_share = job.bf16_blocks / job.model.layers  # share of the blocks
         # torchtitan saves aten.mm and what PyTorch's partitioner calls compute-intensive (activation_checkpoint.py at
         # b5bcd76c), and not the _scaled_mm_v2 that torchao's NVFP4 calls.
         self.saves_products = job.precision != "nvfp4_torchao"

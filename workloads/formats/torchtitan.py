@@ -29,7 +29,7 @@ FLAVORS: dict[tuple[str, str], Model] = {
 }
 RECIPES, CONVERTERS = _TABLES["recipes"], _TABLES["converters"]
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
-# Maps names in versions before 0.2 to the current names.
+# Names in versions before 0.2, with the current names.
 RENAMED: dict[str, str] = _TABLES["renamed"] | {
     f"{section}.{name}": f"parallelism.{name}" for section in ("training", "experimental") for name in _TABLES["moved"]
 }

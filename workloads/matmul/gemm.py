@@ -22,7 +22,7 @@ from workloads.precision.formats import rocm_of_build
 SELECTED = ("cublas", "cublaslt", "ck")
 CUDA_LIBRARIES = {"Cublas": "cublas", "Cublaslt": "cublaslt"}
 ROCM_LIBRARIES = {"Cublas": "hipblas", "Cublaslt": "hipblaslt", "Ck": "ck"}
-# The switches that round partial sums, by data type.
+# torch's switches that round partial sums, by data type.
 REDUCING = {dtype: f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16")}
 
 

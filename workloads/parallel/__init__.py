@@ -26,7 +26,6 @@ LAYOUT_PARAMETERS = (
     *(*DEGREES, "stages_per_rank", "schedule", "micro_batch", "checkpointing", "checkpointing_freq"),
     *("reshard_after_forward", "cp_method", "cuda_graph", "ep"),
 )
-# The parameters that only affect mixtures of experts.
 EXPERT_PARAMETERS = ("imbalance", "auxiliary_loss", "z_loss", "bias_rate")
 TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
 BlockKind = Literal["pytorch", "manual"]

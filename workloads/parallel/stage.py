@@ -20,8 +20,8 @@ from workloads.llama.sink_attention import ATTEND_WITH_SINKS
 from workloads.models.model import Model
 from workloads.parallel.context import ATTEND_OVER_RANKS
 
-# Selective checkpointing saves the results of attention and of every matrix product except the widest, which is
-# recomputed. Nothing inside experts is saved: neither grouped products nor the sums with biases.
+# Selective checkpointing saves the results of attention and of every GEMM except the widest, which is recomputed.
+# Nothing inside experts is saved: neither grouped GEMMs nor the sums with biases.
 SAVED_OPS = {
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,
@@ -31,7 +31,7 @@ SAVED_OPS = {
     ATTEND_WITH_SINKS,
     torch.ops._c10d_functional.reduce_scatter_tensor.default,  # of tensor parallelism: avoids communicating again
 }
-# The index of the weight in the arguments of a matrix product.
+# The index of the weight in the arguments of a GEMM.
 WEIGHT_ARGUMENTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}
 
 
@@ -86,7 +86,7 @@ class ManualBackwardBlock(Block):
         super().__init__(block_math.shape)
         self.block_math, self.checkpointing = block_math, checkpointing
         self.kept: NamedTensors = {}  # from a step's first cast of the weights: their scales, or all fp8 operands
-        # Frees the gathered matrices, which operands then replace until the step ends; None to cast in each pass.
+        # Frees the gathered matrices; fp8 operands replace them until the step ends. None to cast in each pass.
         self.free_matrices: Callable[[], None] | None = None
 
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class _ManualBackward(torch.autograd.Function):
         activations = dict(zip(ctx.saved_names, saved, strict=False)) | {"x": x.flatten(0, 1)}
         weights = dict(zip(ctx.weight_names, saved[len(ctx.saved_names) :], strict=True))
         gradients: dict[str, Tensor] = {}
-        is_repeated = "up" not in activations  # some products are repeated
+        is_repeated = "up" not in activations  # some GEMMs are repeated
         operands = ctx.block.cast(weights, forward=is_repeated, backward=True)
         d_x = ctx.block.block_math.backward(operands, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
         return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
@@ -240,7 +240,7 @@ def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False)
     generator = torch.Generator(device)
 
     def initialize(name: str, size: tuple[int, ...]) -> Tensor:
-        if len(size) == 1 or name.endswith("bias"):  # biases of experts are a matrix
+        if len(size) == 1 or name.endswith("bias"):  # experts' biases form a matrix
             return torch.full(size, 0.0 if name.endswith(("bias", "sinks")) else 1.0, device=device)
         name_hash = sum(ord(letter) * 131**n for n, letter in enumerate(name)) % 2**32
         generator.manual_seed(name_hash ^ seed)

@@ -23,7 +23,7 @@ NOT_EMULATED = ("fp8_blockwise", "nvfp4")  # torchao has no emulation of these l
 # torchao 0.18's layer casts along columns with a CUDA kernel, and orders scales for NVIDIA's units.
 NVIDIA_LAYER = "mxfp8"
 
-# The text below the formats in a plan.
+# Texts below the formats in a plan.
 OF_PRODUCTS = "the error of an emulated one is measured, its speed is not"
 OF_LAYERS = f"{OF_PRODUCTS}; an unsupported one is refused"
 OF_CASTS = "a cast is timed on any device: this is about the products that take its result"

@@ -22,7 +22,7 @@ from workloads.models.model import MODELS
 from workloads.precision import NOT_EMULATED, LinearParameters, formats, gemm_format, unsupported_layer_reason
 from workloads.precision.gemm import time_against_bf16
 
-# torchao.float8's names for the recipes that it converts.
+# torchao.float8's names for recipes.
 FLOAT8_RECIPES = {
     "fp8_tensorwise": "tensorwise",
     "fp8_rowwise": "rowwise",
