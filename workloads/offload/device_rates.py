@@ -172,12 +172,12 @@ def measure_device_rates(
     """Measure the rates for a model and sequence length, once per process for the same arguments.
 
     A long sequence is timed at its middle segment, which has the average number of tokens before it. The workspace is
-    measured at the last segment, which needs the most.
+    measured at the last segment, which needs the most, and for experts with fewer tokens than are timed: the estimate
+    is then high enough for what PyTorch reserves.
     """
     shape, dtype = MODELS[model], precision.dtype
     length = min(sequence_length, TIMED_CHUNK_TOKENS[device.type])
-    timed_tokens = TIMED_CHUNK_TOKENS[device.type] * (EXPERTS_CHUNKS if shape.experts else 1)
-    tokens = max(1, timed_tokens // sequence_length) * length
+    tokens = max(1, TIMED_CHUNK_TOKENS[device.type] // sequence_length) * length
     tokens_before_last = sequence_length - length
     kernel = select_attention_kernel(shape, sequence_length, device, dtype)
     block_math = build_block_math(shape, kernel, precision.recipe, compiled=device.type != "cpu", routing=routing)
@@ -187,9 +187,10 @@ def measure_device_rates(
         passes, saved_bytes = _build_passes(state, tokens, length, tokens_before_last or None)
         # A CPU reports no peak, so this is a conservative estimate.
         workspace_bytes = (_measure_peak_bytes(passes[-1], device) or 3.0 * saved_bytes) / tokens
-        if tokens_before_last:
+        if tokens_before_last or shape.experts:
             del passes
-            passes, _ = _build_passes(state, tokens, length, tokens_before_last // 2)
+            tokens *= EXPERTS_CHUNKS if shape.experts else 1
+            passes, _ = _build_passes(state, tokens, length, tokens_before_last // 2 or None)
         run_for(SETTLING_S[device.type], passes, device)
         forward_s, *backward_s = _measure_medians_s(passes, device)
         del passes
