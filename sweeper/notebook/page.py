@@ -15,7 +15,6 @@ WIDTH, HEIGHT, MARGIN, RADIUS = 480, 160, 20, 3  # dimensions of the picture in 
 
 def build_html(stored: StoredSweep) -> str:
     """Return the HTML for a sweep with a description. The page adopts the notebook's light or dark colors."""
-    assert stored.description is not None
     ranked, records, criteria = stored.ranked, stored.current_records, stored.description.criteria
     top = int(stored.description.config["finals"]["top"])
     front, objective = stored.front, criteria.objective

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from sweeper.common.trials import TrialRecord
 from sweeper.config.validation import find_unit
+from sweeper.results.description import read_description
 from sweeper.results.stored import StoredSweep
 from sweeper.search.front import measured_interval
-from workloads.api.errors import UserInputError
 from workloads.api.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -86,12 +86,10 @@ class SweepResult:
     @property
     def objective(self) -> str:
         """The metric that ranks the trials."""
-        assert self._stored.description is not None
         return self._stored.description.objective
 
     def describe_unmet(self) -> str:
         """Describe the limits that no single trial meets, and the nearest trial, or return "" if a trial meets all."""
-        assert self._stored.description is not None
         return self._stored.description.criteria.describe_unmet(self._stored.records.values())
 
     @cached_property
@@ -144,7 +142,6 @@ class SweepResult:
 
         if (front := self._stored.front) is None:
             return None
-        assert self._stored.description is not None
         metrics = self._stored.description.criteria.metrics
         rows = []
         trials = [*(point.trial for point in front.certified), *front.measured_once]
@@ -177,8 +174,7 @@ class SweepResult:
 
 def read_result(folder: Path, **outcome: Any) -> SweepResult:
     """Return the result of the sweep in this folder. Raises UserInputError if the folder does not contain a sweep."""
-    if StoredSweep(folder).description is None:
-        raise UserInputError(f"{folder}: there is no sweep")
+    read_description(folder)  # raises an error if there is none
     return SweepResult(folder, **outcome)
 
 

@@ -127,13 +127,13 @@ def describe_sweep(
     )
 
 
-def read_description(folder: Path) -> SweepDescription | None:
-    """Read a sweep's description, or return None if there is none. Raises UserInputError if the file is damaged."""
+def read_description(folder: Path) -> SweepDescription:
+    """Read a sweep's description. Raises UserInputError if the file is missing or damaged."""
     try:
         fields = json.loads((folder / FILE).read_text())
         end = fields.pop("end")
         return SweepDescription(**fields, end=SweepEnd(**end) if end else None)
-    except FileNotFoundError:
-        return None
+    except FileNotFoundError as error:
+        raise UserInputError(f"{folder}: there is no sweep") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserInputError(f"{folder / FILE}: is damaged; the sweep's command writes it again") from error

@@ -16,7 +16,7 @@ from sweeper.common.trials import TrialRecord
 from sweeper.config.schema import Config
 from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
-from sweeper.results.description import SweepDescription, read_description
+from sweeper.results.description import FILE, SweepDescription, read_description
 from sweeper.search.front import Front, measure_front, measured_interval
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.suggestions import suggest
@@ -76,8 +76,7 @@ class StoredSweep:
         return self.folder.name
 
     @cached_property
-    def description(self) -> SweepDescription | None:
-        """The sweep's description, or None for a sweep from version 0.1 or a development version of 0.2."""
+    def description(self) -> SweepDescription:
         return read_description(self.folder)
 
     @property
@@ -94,7 +93,7 @@ class StoredSweep:
     def state(self) -> State:
         if self.is_running:
             return "running"
-        end = self.description.end if self.description else None
+        end = self.description.end
         if end is None or not (end.is_over or end.reason):
             return "interrupted"
         return "finished" if end.is_over else "failed"
@@ -116,14 +115,13 @@ class StoredSweep:
 
     @property
     def ranked(self) -> list[TrialRecord]:
-        assert self.description is not None
         return self.description.criteria.rank(r for r in self.current_records if not r.remeasurement)
 
     @property
     def changed_at_s(self) -> float:
         """The time of the sweep's last write, in seconds since 1970."""
         changes_s = [0.0]
-        for name in (JOURNAL, "sweep.json", "lock"):
+        for name in (JOURNAL, FILE, "lock"):
             with suppress(OSError):
                 changes_s.append((self.folder / name).stat().st_mtime)
         return max(changes_s)
@@ -136,8 +134,6 @@ class StoredSweep:
     @property
     def winner(self) -> Winner | None:
         """The winner, or the best trial so far if the sweep has not shut down gracefully."""
-        if self.description is None:
-            return None
         end, criteria = self.description.end, self.description.criteria
         if self.front is not None:
             return front_value(self.front, self.front.leader, criteria) if self.front.leader else None
@@ -153,7 +149,7 @@ class StoredSweep:
     def front(self) -> Front | None:
         """The front of several objectives so far, or None if there is only one objective or no ranked trial."""
         description = self.description
-        if description is None or not description.criteria.has_front:
+        if not description.criteria.has_front:
             return None
         top = int(description.config["finals"]["top"])
         return measure_front(self.ranked, self.current_records, description.criteria, top)
@@ -161,7 +157,7 @@ class StoredSweep:
     @property
     def front_size(self) -> int:
         """The number of trials on the front, or 0 with one objective. If the sweep has ended, no trials are read."""
-        end = self.description.end if self.description else None
+        end = self.description.end
         if end is not None and end.front is not None:
             return len(end.front)
         return len(self.front.numbers) if self.front else 0
@@ -201,7 +197,7 @@ def find_sweeps(directory: Path) -> list[StoredSweep]:
     readable = [path for path in folders if os.access(path, os.R_OK | os.X_OK)]
     if private := sorted(path.name for path in folders if path not in readable):
         print(f"sweeper: not readable, of other users: {', '.join(private)}", file=sys.stderr)
-    sweeps = [StoredSweep(path) for path in readable if (path / "lock").exists()]
+    sweeps = [StoredSweep(path) for path in readable if (path / FILE).exists()]
     return sorted(sweeps, key=lambda sweep: sweep.changed_at_s, reverse=True)
 
 
@@ -229,8 +225,8 @@ def read_warm_start(config: Config) -> WarmStart | None:
     key = "search.warm_start="
     folder = Path(name if "/" in name else config.dir).expanduser().resolve()
     sweep = StoredSweep(folder) if "/" in name else find_sweep(folder, name, option=key)
-    if sweep.description is None:
-        raise UserInputError(f"{key}{name}: this is not a sweep folder (it has no sweep.json)")
+    if not (sweep.folder / FILE).exists():
+        raise UserInputError(f"{key}{name}: this is not a sweep folder (it has no {FILE})")
     ranked = sweep.ranked
     if not ranked:
         raise UserInputError(f"{key}{name}: no trial of it is complete")

@@ -48,7 +48,6 @@ def run(request: BestRequest) -> int:
     """Print the trial or the Pareto front. The exit code is 2 for invalid input or a sweep without a winner."""
     sweep = find_sweep(Path(request.dir), request.sweep)
     if request.trial is None and (front := sweep.front) is not None:
-        assert sweep.description is not None
         console, numbers = open_console(), front.numbers
         console.print(f"# {sweep.name}: front of {count(len(numbers), 'trial')} on {sweep.description.device}")
         console.print(draw(*front_rows(front, sweep.description.criteria.metrics), console.width))
@@ -73,10 +72,7 @@ def run(request: BestRequest) -> int:
 
 def write_trial(sweep: StoredSweep, number: int | None) -> TrialFiles:
     """Write the files of a trial, by default the winner. Raises UserInputError if the trial does not exist."""
-    description = sweep.description
-    if description is None:
-        raise UserInputError(f"{sweep.name}: an earlier version ran it and kept no sweep.json; run its command again")
-    winner, value = sweep.winner, None
+    description, winner, value = sweep.description, sweep.winner, None
     if number is None:
         if winner is None:
             reason = description.criteria.describe_unmet(sweep.records.values()) or "no trial is complete"

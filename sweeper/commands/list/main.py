@@ -122,11 +122,11 @@ def describe_row(sweep: StoredSweep) -> list[str]:
     try:
         size = format_amount(sweep.size_bytes, SIZES)
         state, best = str(sweep.state), f"front of {count(sweep.front_size, 'trial')}" if sweep.front_size else ""
-        if description := sweep.description:
-            started_s = description.started_at_s
-            if not best and (winner := sweep.winner):
-                unit = get_metric(description.objective).unit or description.objective
-                best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
+        description = sweep.description
+        started_s = description.started_at_s
+        if not best and (winner := sweep.winner):
+            unit = get_metric(description.objective).unit or description.objective
+            best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
     except UserInputError as error:
         state, best, started_s = "damaged", str(error), sweep.changed_at_s
     except PermissionError as error:  # the sweep belongs to another user
@@ -181,16 +181,15 @@ class Follower:
 
 def follow(sweep: StoredSweep) -> int:
     """Show progress until the sweep ends or Ctrl-C detaches. Raises UserInputError if the sweep is not running."""
-    description = sweep.description
-    if description is None or not sweep.is_running:
+    if not sweep.is_running:
         raise UserInputError(f"{sweep.name}: it does not run now ({sweep.state})")
     display = make_progress("auto")
     display.note(f"follow   {sweep.name} of process {sweep.driver}; Ctrl-C detaches and leaves it running")
     try:
-        follower = Follower(sweep, description)
+        follower = Follower(sweep, sweep.description)
         with display:
             display.update(follower.state())
-            while _is_driven(sweep, description.host):
+            while _is_driven(sweep, sweep.description.host):
                 for record, is_best in follower.poll():
                     display.update(follower.state(), record, is_best)
                 display.update(follower.state())
@@ -236,8 +235,6 @@ def delete(sweep: StoredSweep, uri: str | None = None) -> list[str]:
 
 def _delete_runs(sweep: StoredSweep, uri: str | None) -> str:
     description = sweep.description
-    if description is None:
-        return "its runs in MLflow stay: an earlier version ran it and did not keep where they are"
     is_default = not description.config["tracking"].get("uri")  # a moved project has its own store
     uri = uri or (default_uri(sweep.folder.parent.parent) if is_default else description.tracking_uri)
     if "***" in uri:

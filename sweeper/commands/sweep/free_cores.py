@@ -106,6 +106,6 @@ def _has_begun(plan: SweepPlan, device: str) -> bool:
     folder = name_folder(plan.config, plan.space, plan.target, {**plan.identity, "device": device})
     with suppress(UserInputError):  # the sweep rewrites a damaged description
         description = read_description(folder)
-        if description is not None and description.device == device:
+        if description.device == device:
             return bool(plan.config.name or description.config["cluster"].get("cpus") is None)
     return False

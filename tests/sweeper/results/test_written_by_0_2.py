@@ -56,7 +56,6 @@ def test_every_sweep_has_its_trials_and_its_winner(stored: Path) -> None:
 @pytest.mark.parametrize("name", sorted(TRIALS))
 def test_the_same_command_is_the_same_sweep(stored: Path, name: str) -> None:
     description = find_sweep(stored, name).description
-    assert description is not None
     words = [word for word in description.arguments if "=" in word]
     with initialize_config_dir(str(resolution.CONF), version_base="1.3"):
         resolved = resolution.resolve(compose("config", overrides=quote_spaces([*words, f"dir={stored}"])))

@@ -76,7 +76,6 @@ def test_a_row_has_the_state_the_winner_and_the_size(copied: StoredSweep) -> Non
     with driver(copied):
         assert describe_row(StoredSweep(copied.folder))[1] == "running"
     killed = copied.folder / "sweep.json"
-    assert copied.description is not None
     replace(copied.description, end=None).write(copied.folder)
     interrupted = StoredSweep(copied.folder)
     assert interrupted.state == "interrupted" and interrupted.winner is not None and killed.exists()
@@ -110,7 +109,6 @@ def test_an_empty_folder_and_a_wrong_name(
 
 def test_the_journal_is_followed_while_it_grows(copied: StoredSweep) -> None:
     cut_journal(copied)
-    assert copied.description is not None
     follower = Follower(copied, copied.description)
     before = follower.state()
     assert 0 < before.ended < 8 + 15 and before.running >= 1
@@ -123,7 +121,6 @@ def test_the_journal_is_followed_while_it_grows(copied: StoredSweep) -> None:
 
 
 def test_a_followed_sweep_has_no_more_trials_than_points(copied: StoredSweep) -> None:
-    assert copied.description is not None
     config = copied.description.config
     large = replace(copied.description, config={**config, "budget": {**config["budget"], "trials": 100}})
     assert Follower(copied, large).state().trials == 8

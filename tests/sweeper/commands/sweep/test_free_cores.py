@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +69,8 @@ def test_who_chooses_threads_or_processes_has_chosen_the_cores(tmp_path: Path, m
 
 @pytest.mark.parametrize("name", [[], ["name=mine"]])
 def test_a_resumed_sweep_keeps_its_cores(tmp_path: Path, name: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: dict[Path, Any] = {}
-    monkeypatch.setattr("sweeper.results.description.read_description", begun.get)
+    begun = defaultdict[Path, Any](lambda: SimpleNamespace(device=""))
+    monkeypatch.setattr("sweeper.results.description.read_description", begun.__getitem__)
     first = plan(tmp_path, *name, use=2.0)
     begun[first.folder] = SimpleNamespace(device=first.target.model, config={"cluster": {}})
     for resumed in (plan(tmp_path, *name), plan(tmp_path, *name, "plan=true", use=1.0)):
