@@ -240,7 +240,6 @@ def opening_message(
         "parent": {
             "trials": trials,
             "objectives": plan.criteria.metrics,
-            "has_gpus": plan.target.is_gpu,
             "started_at": time.strftime("%Y-%m-%d %H-%M-%S UTC", time.gmtime()),
             "params": {
                 "sweep.gpus": plan.resources.gpus,

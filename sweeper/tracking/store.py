@@ -12,7 +12,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -64,8 +63,8 @@ class Store:
         Args:
             study_id: the id of the sweep's study, which identifies the sweep's runs.
             parent: the parent run's `tags`, `params` and text `artifacts` by name; `started_at`, the start time of the
-                command; `trials`, the number of trials in the study at that time; `objectives`, the metrics that rank
-                the trials; and `has_gpus`, whether trials run on GPUs.
+                command; `trials`, the number of trials in the study at that time; and `objectives`, the metrics that
+                rank the trials.
             on_page: called with the number of runs so far, while runs are listed.
         """
         self.uri = uri
@@ -73,8 +72,6 @@ class Store:
         self._sweep = sweep
         self._parent_tags = parent["tags"]
         self._listed_first = [*parent.get("objectives", ()), *USUAL]
-        self._has_gpus = bool(parent.get("has_gpus"))
-        self._monitor: Any = None  # MLflow's system metrics monitor, if this machine has a GPU
         new_store.create_if_missing(uri)
         self._client = MlflowClient(tracking_uri=uri)
         self.experiment_id = self._open_experiment(experiment)
@@ -89,8 +86,6 @@ class Store:
             self.children.expect(self.written_before)
         else:
             self.children.list_all(on_page)
-        if self._is_marked_running:
-            self._watch_gpus()
 
     def write_trial(self, record: TrialRecord) -> None:
         """Write a trial. The call can be repeated even if an earlier call wrote only part of the trial."""
@@ -161,8 +156,6 @@ class Store:
             digest: the digest of all of the sweep's results.
         """
         now_ms = int(time.time() * 1e3)
-        if self._monitor:
-            self._monitor.finish()
         self._client.set_tag(self.parent_id, mlflow_store.RESULTS, json.dumps({"begun": digest}))
         for run in filter(None, map(self.children.find, abandoned)):
             self._client.set_tag(run.info.run_id, mlflow_store.OUTCOME, TrialStatus.CANCELLED.value)
@@ -216,16 +209,6 @@ class Store:
     def _describe_links(self, sweep: str, key: str) -> str:
         page = mlflow_view.runs_page(self.experiment_id, sweep, key).removeprefix("/")
         return f"[{sweep}]({page}) ([charts]({page}{mlflow_view.AS_CHARTS}))"
-
-    def _watch_gpus(self) -> None:
-        if not self._has_gpus or find_spec("psutil") is None:  # MLflow's monitors need psutil
-            return
-        from mlflow.system_metrics import system_metrics_monitor as system
-
-        monitor = system.SystemMetricsMonitor(self.parent_id, resume_logging=True, tracking_uri=self.uri)
-        if any(isinstance(part, system.GPUMonitor | system.ROCMMonitor) for part in monitor.monitors):
-            monitor.start()
-            self._monitor = monitor
 
     def finish_results(self, digest: str, view: str) -> None:
         """Mark the results that `close` began to write as complete, unless another process has called `close` since."""
@@ -323,7 +306,6 @@ class Store:
         if not self._is_marked_running:
             self._client.update_run(self.parent_id, status="RUNNING")
             self._is_marked_running = True
-            self._watch_gpus()
         return str(self.children.find_or_create(number, legal_text(name), started_at_s).info.run_id)
 
     def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:
