@@ -16,14 +16,11 @@ from sweeper.pages.trial_tables import csv_of, format_counts
 from sweeper.preflight import cost_model
 from sweeper.preflight.cost_model import CostEstimates, Projection
 from sweeper.preflight.sweep_plan import SweepPlan, estimate_steps_s
-from sweeper.search.front import MAX_POINTS
-from sweeper.search.progress import SweepProgress
 from workloads.api.contract import ProgramFailed
 from workloads.estimator.estimate import bands
 
 SHOWN_CANDIDATES = 20
 LONG_S = 60.0  # a shorter sweep needs no estimate
-MIN_TRIALS = 3  # the first trial also warms up caches
 
 
 def describe_devices(plan: SweepPlan) -> str:
@@ -223,28 +220,3 @@ def describe_duration(plan: SweepPlan) -> str:
         return text
     fitting = int(min(budget.trials, len(plan.estimates.valid)) * budget.time_s / steps_s)
     return f"{text}; budget.time_s has room for the steps of {count(fitting, 'trial')}"
-
-
-class DurationNote:
-    """Estimates the remaining time once, from a run's first trials."""
-
-    def __init__(self, plan: SweepPlan) -> None:
-        self._plan = plan
-        self._is_due = True
-
-    def next_line(self, progress: SweepProgress, trials: int | None, gangs: int) -> str:
-        """Return the estimate the first time that enough trials have ended, else "". `gangs` trials run at once."""
-        remaining_s = progress.estimated_remaining_s(trials)
-        has_enough = progress.finished_in_this_run >= max(MIN_TRIALS, gangs) and progress.counts[TrialStatus.COMPLETE]
-        if not self._is_due or remaining_s is None or not has_enough:
-            return ""
-        self._is_due = False
-        finals = self._plan.config.finals
-        top = max(finals.top, MAX_POINTS) if finals.top and self._plan.criteria.has_front else finals.top
-        measurements = min(top, top if trials is None else trials) * finals.rounds
-        finals_s = measurements * progress.mean_trial_s
-        if remaining_s + finals_s < LONG_S:
-            return ""
-        then = f", then {format_duration(finals_s)} of finals ({count(measurements, 'measurement')})"
-        left = f"{format_duration(remaining_s)} until the budget is used up"
-        return f"estimate about {left}{then if measurements else ''}"

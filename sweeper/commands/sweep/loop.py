@@ -22,7 +22,6 @@ from sweeper.execution.judge import TrialJudge
 from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.metrics.derivation import Prices
 from sweeper.pages import plan_view
-from sweeper.pages.plan_view import DurationNote
 from sweeper.pages.progress import ProgressState, describe_step, make_progress
 from sweeper.preflight.corrections import MeasuredFactors
 from sweeper.preflight.sweep_plan import SweepPlan
@@ -65,7 +64,6 @@ class Sweep:
         resources = plan.resources
         self._gang_resources = GangResources(resources.gpus, resources.whole_nodes, resources.host_gib)
         self._nodes = NodeMonitor(plan.target, plan.config, self._gang_resources, self._study.records)
-        self._duration = DurationNote(plan)
         self._finals_ended = self._finals_planned = 0
         self._finals: deque[tuple[TrialRecord, Remeasurement]] = deque()
         self._steps: dict[int, str] = {}  # the last step of each running trial
@@ -328,8 +326,6 @@ class Sweep:
         self._display.update(self._state(), record, is_best)
         if record.remeasurement or not self._has_budget():
             return
-        if line := self._duration.next_line(self._progress, self._plan.budget_trials, self._plan.resources.gangs):
-            self._display.note(line)
         if reason := self._progress.common_failure_reason():
             self._display.note(f"no trial has a result, for the same reason: {reason}; press Ctrl-C to stop the sweep")
 

@@ -8,10 +8,6 @@ import pytest
 
 from sweeper.config.schema import Budget
 from sweeper.pages import plan_view
-from sweeper.pages.plan_view import DurationNote
-from sweeper.search.progress import SweepProgress
-from tests.support.factories import trial_record
-from tests.support.studies import SCORE
 
 
 @dataclass
@@ -35,12 +31,11 @@ def plan(
 ) -> Any:
     candidate = SimpleNamespace(point={"batch": 1}, estimate=SimpleNamespace(metrics={"tokens_per_s": tokens_per_s}))
     return SimpleNamespace(
-        config=SimpleNamespace(budget=Budget(trials=trials, time_s=time_s), finals=SimpleNamespace(top=3, rounds=5)),
+        config=SimpleNamespace(budget=Budget(trials=trials, time_s=time_s)),
         estimates=SimpleNamespace(valid=[candidate] * 50),
         space=SimpleNamespace(constants={}),
         resolved=SimpleNamespace(workload=SimpleNamespace(Parameters=parameters)),
         resources=SimpleNamespace(gangs=gangs),
-        criteria=SCORE,
     )
 
 
@@ -63,22 +58,3 @@ def plan(
 def test_the_cost_model_gives_the_duration_of_a_long_sweep(arguments: dict[str, Any], expected: str) -> None:
     line = plan_view.describe_duration(plan(**{"tokens_per_s": 1000.0, **arguments}))
     assert line.startswith(expected) if expected else line == ""
-
-
-LONG = "estimate about 16:10 until the budget is used up, then 2:30 of finals (15 measurements)"
-
-
-@pytest.mark.parametrize(("trial_s", "expected"), [(10.0, ["", "", LONG, "", ""]), (0.1, [""] * 5)])
-def test_the_first_trials_give_the_duration_once(
-    trial_s: float, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = 0.0
-    monkeypatch.setattr("sweeper.search.progress.time.monotonic", lambda: now_s)
-    progress = SweepProgress(SCORE, Budget(trials=100), [])
-    progress.start()
-    note, lines = DurationNote(plan(1.0)), []
-    for number in range(5):
-        now_s += trial_s
-        progress.add(trial_record(number, started_at_s=0.0, ended_at_s=trial_s))
-        lines.append(note.next_line(progress, 100, 1))
-    assert lines == expected
