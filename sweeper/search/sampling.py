@@ -15,7 +15,6 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from sweeper.config.schema import Search
@@ -35,7 +34,6 @@ MAX_JUDGED = 1000  # the number of finished trials with which a pruner compares 
 MAX_RUNNING = 500  # the number of running trials that a sampler sees and can avoid
 SPARE = 1500  # the number of extra trials after which the copy is reduced
 STARTUP_TRIALS = 5  # the number of trials that must report a step before any trial is judged at that step
-REPORTING_STATES = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED)
 POPULATION = 20  # for NSGA-II: five generations in 100 trials, instead of two with Optuna's default of 50
 MANY_RUNNING = 64  # if more trials are running, proposals avoid the running trials
 
@@ -186,7 +184,7 @@ class SamplingStudy:
             values=ending.values,
             intermediate_values=dict(steps),
             constraints=self._constraints(ending) or None,
-            system_attrs=dict(sampler_state or {}),
+            system_attrs={**(sampler_state or {}), **_rungs_of(steps, self._search)},
         )
         self._study.add_trial(trial)
         self._size += 1
@@ -196,6 +194,7 @@ class SamplingStudy:
         trial = self._running[number] = self._study.ask(self._distributions)
         for step, value in self._steps.get(number, {}).items():
             trial.report(value, step)
+            trial.should_prune()  # stores the value if the trial has reached a rung
         self._size += 1
 
     def _limit(self) -> None:
@@ -242,39 +241,18 @@ def _steps_of(trial: AnyTrial) -> dict[int, float]:
     return {int(step): float(value) for step, value in steps.items()}
 
 
-class SuccessiveHalving(optuna.pruners.BasePruner):
-    """Ends a trial at a rung unless the trial is among the best at that rung. Rungs are spaced by a constant factor.
+def _rungs_of(steps: Mapping[int, float], search: Search) -> dict[str, float]:
+    """Return the values of a trial at each rung, as Optuna's `SuccessiveHalvingPruner` stores them in the trial.
 
-    The rule is the same as in Ray Tune's ASHAScheduler and Optuna's SuccessiveHalvingPruner. The best 1/`factor` of the
-    trials that have reached a rung continue, and no trial waits for others. The first rung is at step `first`. Optuna's
-    pruner stores the values at each rung in attributes that are missing after a resume. This class derives the values
-    from the trials' steps instead."""
-
-    def __init__(self, first: int, factor: int) -> None:
-        self._first, self._factor = first, factor
-
-    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
-        """Return whether to end the trial at the highest rung that it has reached."""
-        if trial.last_step is None or trial.last_step < self._first:
-            return False
-        value, rung = trial.intermediate_values[trial.last_step], self._first
-        if math.isnan(value):
-            return True
-        while rung * self._factor <= trial.last_step:
-            rung *= self._factor
-        if _step_at(trial, rung) != trial.last_step:  # the trial was already judged at this rung
-            return False
-        trials = study.get_trials(deepcopy=False, states=REPORTING_STATES)
-        steps = ((other, _step_at(other, rung)) for other in trials)
-        values = [other.intermediate_values[step] for other, step in steps if step is not None]
-        is_maximized = study.direction is StudyDirection.MAXIMIZE
-        values = sorted((value for value in values if not math.isnan(value)), reverse=is_maximized)
-        worst_kept = values[max(1, len(values) // self._factor) - 1]
-        return value < worst_kept if is_maximized else value > worst_kept
-
-
-def _step_at(trial: FrozenTrial, rung: int) -> int | None:
-    return min((step for step in trial.intermediate_values if step >= rung), default=None)
+    Rungs are at `min_steps` times the powers of `reduction_factor`. Optuna does not store the values of trials that are
+    added to a study (optuna/pruners/_successive_halving.py, 5.0).
+    """
+    rungs: dict[str, float] = {}
+    rung = search.min_steps
+    while reached := [step for step, value in steps.items() if step >= rung and not math.isnan(value)]:
+        rungs[f"completed_rung_{len(rungs)}"] = steps[min(reached)]
+        rung *= search.reduction_factor
+    return rungs
 
 
 def to_distribution(dimension: Dimension) -> BaseDistribution:
@@ -293,7 +271,7 @@ def make_pruner(search: Search) -> optuna.pruners.BasePruner:
     if search.pruner == "median":
         return optuna.pruners.MedianPruner(n_min_trials=STARTUP_TRIALS, n_warmup_steps=search.min_steps)
     if search.pruner == "asha":
-        return SuccessiveHalving(search.min_steps, search.reduction_factor)
+        return optuna.pruners.SuccessiveHalvingPruner(search.min_steps, search.reduction_factor)
     return optuna.pruners.NopPruner()
 
 
