@@ -2,9 +2,11 @@
 
 import argparse
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from sweeper.cli.command import COMMAND_NAMES, SETTING_NAMES, SUBCOMMANDS
@@ -13,22 +15,9 @@ from sweeper.config.validation import keys_of
 from workloads.api.errors import UserInputError
 from workloads.suggestions import nearest, suggest
 
-INFO_PARTS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-# Names, argparse options and help texts. All flags except --version come from Hydra. Hydra's flags that replace the
-# root of the configuration or rerun a pickled configuration are not supported.
-FLAGS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
-    (("--help", "-h"), {"action": "store_true"}, "this help, with the keys of the workload that workload= names"),
-    (("--version",), {"action": "store_true"}, "the versions of sweeper, Python and the main packages"),
-    (("--multirun", "-m"), {"action": "store_true"}, "one sweep for each of several values: -m seed=1,2,3"),
-    (("--config-dir", "-cd"), {"metavar": "DIR"}, "a folder with your own DIR/workload/NAME.yaml"),
-    (("--cfg", "-c"), {"choices": ("job", "hydra", "all")}, "print the composed configuration and exit: --cfg job"),
-    (("--package", "-p"), {"metavar": "KEY"}, "with --cfg: only this section"),
-    (("--resolve",), {"action": "store_true"}, "with --cfg: values in the place of ${references}"),
-    (("--info", "-i"), {"choices": INFO_PARTS, "nargs": "?", "const": "all"}, "which files the configuration is from"),
-    (("--run", "-r"), {"action": "store_true"}, "run one sweep, as without any flag"),
-    (("--shell-completion", "-sc"), {"action": "store_true"}, "install or uninstall completion: -sc install=bash"),
-    (("--hydra-help",), {"action": "store_true"}, "Hydra's own help"),
-)
+# Names, argparse options and help texts.
+FLAGS: list[tuple[list[str], dict[str, Any], str]]
+FLAGS = tomllib.loads(Path(__file__).with_name("flags.toml").read_text())["flags"]
 # Flags that choose an action and cannot be combined.
 MODES = ("multirun", "run", "cfg", "info", "shell_completion")
 KEYS = {"model", *(field.name for field in fields(Config))}

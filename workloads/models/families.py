@@ -163,6 +163,7 @@ FAMILIES = {name: _build_family(row) for name, row in _TABLE["family"].items()}
 FAMILIES["kimi_k2"] = FAMILIES["deepseek_v3"]
 # Families that wrap a text part, with the text part's family for files that do not name it.
 TEXT_PARTS: dict[str, str] = _TABLE["text_parts"]
+VALUES: dict[str, Any] = _TABLE["values"]
 UNSUPPORTED_FAMILIES = {name: reason for reason, names in _TABLE["unsupported"].items() for name in names}
 # A key with one of these words in its name may change shapes, unless WITHOUT_SHAPE matches it.
 SHAPE_WORDS = re.compile(rf"(^|_)({'|'.join(_TABLE['shapes']['words'])})(_|$)")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from workloads.models.families import (
-    BLOCK_LETTERS,
     FAMILIES,
     SHAPE_WORDS,
     TEXT_PARTS,
     UNSUPPORTED_FAMILIES,
+    VALUES,
     WITHOUT_SHAPE,
     Config,
     Family,
@@ -20,32 +20,8 @@ from workloads.suggestions import hint, suggest
 
 REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
-# Integers and lists in config files that determine the kinds of layers.
-NUMBERS = {
-    **dict.fromkeys(("sliding_window_pattern", "no_rope_layer_interval", "decoder_sparse_step"), 1),  # the minimum
-    **dict.fromkeys(("interleave_moe_layer_step", "moe_layer_freq", "index_topk_freq"), 1),
-    **dict.fromkeys(("max_window_layers", "first_k_dense_replace", "num_ln_in_parallel_attn"), 0),
-    "index_skip_topk_offset": 0,
-}
-# Integers from which other sizes are derived: at least 1, and never null.
-FACTORS = (
-    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "full_attention_interval"),
-    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
-    *("index_topk", "index_head_dim", "index_n_heads"),
-    *("linear_conv_kernel_dim", "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel"),
-)
-EPSILONS = (*("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon", "norm_eps", "layernorm_epsilon"),)
-LISTS = ("no_rope_layers", "mlp_only_layers", "moe_layers")
-KINDS = {
-    **{"attn_config": Mapping, "rope_scaling": Mapping, "rope_parameters": Mapping},
-    **{"hybrid_override_pattern": str, "index_topk_pattern": str},
-}
-LISTED = {
-    "layers_block_type": tuple(BLOCK_LETTERS.values()),
-    "mlp_layer_types": ("dense", "sparse"),
-    "indexer_types": ("full", "shared"),
-}
-WORDS = {Mapping: "a mapping", str: "text"}
+NUMBERS, FACTORS, EPSILONS = VALUES["least"], VALUES["factors"], VALUES["epsilons"]
+KINDS: dict[str, Any] = {"a mapping": Mapping, "text": str}
 
 
 class UnsupportedModel(ValueError):
@@ -177,15 +153,15 @@ def _check_values(family: Family, config: Config) -> None:
     for key in family.flags & config.keys():
         if not isinstance(config[key], bool | None):
             raise UnsupportedModel(f"{key} is {config[key]!r}: must be true or false")
-    for key in LISTS:
+    for key in VALUES["lists"]:
         value = config.get(key)
         value = [] if value is None else value
         if not isinstance(value, list) or any(type(item) is not int or not 0 <= item <= MAX_LAYERS for item in value):
             raise UnsupportedModel(f"{key} is {value!r}: must be a list of whole numbers")
-    for key, kind in KINDS.items():
-        if not isinstance(config.get(key), kind | None):
-            raise UnsupportedModel(f"{key} is {config[key]!r}: must be {WORDS[kind]}")
-    for key, known in LISTED.items():
+    for key, kind in VALUES["kinds"].items():
+        if not isinstance(config.get(key), KINDS[kind] | None):
+            raise UnsupportedModel(f"{key} is {config[key]!r}: must be {kind}")
+    for key, known in VALUES["listed"].items():
         value = [] if config.get(key) is None else config[key]
         if not isinstance(value, list) or any(item not in known for item in value):
             raise UnsupportedModel(f"{key} is {value!r:.60}: must be a list of {', '.join(known)}")
