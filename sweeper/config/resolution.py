@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -57,6 +58,16 @@ class ResolvedConfig:
     def with_space(self, entries: Mapping[str, Any]) -> ResolvedConfig:
         """Return the configuration with these entries added to the space, replacing entries with the same names."""
         return replace(self, config=replace(self.config, space={**self.config.space, **entries}))
+
+
+def list_program_files(settings: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a command that are files, as written."""
+    run, files = settings["run"], []
+    for word in run.split() if isinstance(run, str) else run:
+        with suppress(OSError):  # an argument may be a whole program, too long for a file name
+            if word and Path(settings["directory"], word).is_file():
+                files.append(word)
+    return files
 
 
 def resolve(composed: DictConfig, workload: Workload | None = None) -> ResolvedConfig:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import EntryPoint
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import sweeper
-from sweeper.config.resolution import ResolvedConfig
+from sweeper.config.resolution import ResolvedConfig, list_program_files
 from sweeper.execution.code_probe import Code, Question, find_package, read_code
 from sweeper.execution.worker import SHIPPED_DIRECTORY
 from workloads.api import registry
@@ -47,13 +46,8 @@ class SweepCode:
         entry_point = registry.find_entry_point(resolved.config.workload.name)
         if (settings := resolved.settings) is None:
             return cls(entry_point)
-        directory, run = Path(settings["directory"]), settings["run"]
-        files = []
-        for word in run.split() if isinstance(run, str) else run:
-            with suppress(OSError):  # an argument may be a whole program, too long for a file name
-                if word and not Path(word).is_absolute() and (directory / word).is_file():
-                    files.append(word)
-        return cls(entry_point, str(directory), tuple(files))
+        files = tuple(word for word in list_program_files(settings) if not Path(word).is_absolute())
+        return cls(entry_point, str(Path(settings["directory"])), files)
 
     @property
     def question(self) -> Question:

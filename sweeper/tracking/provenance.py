@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.config.hardware import Target
-from sweeper.config.resolution import ResolvedConfig
+from sweeper.config.resolution import ResolvedConfig, list_program_files
 from sweeper.execution import code_probe
 from workloads.api import host
 from workloads.api.gpus import open_gpus
@@ -76,15 +76,13 @@ def compute_digest(results: Mapping[str, Any]) -> str:
 
 
 def _program_digests(resolved: ResolvedConfig) -> dict[str, str]:
-    settings = resolved.settings
+    settings, digests = resolved.settings, {}
     if settings is None or not resolved.is_local:
         return {}
-    run, directory = settings["run"], Path(settings["directory"])
-    digests = {}
-    for word in run.split() if isinstance(run, str) else run:
-        path = directory / word
-        with contextlib.suppress(OSError):  # an argument may be a whole program, too long for a file name
-            if path.is_file() and path.stat().st_size <= MAX_PROGRAM_BYTES:
+    for word in list_program_files(settings):
+        path = Path(settings["directory"], word)
+        with contextlib.suppress(OSError):
+            if path.stat().st_size <= MAX_PROGRAM_BYTES:
                 digests[word] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     return digests
 

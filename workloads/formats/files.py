@@ -25,10 +25,16 @@ class Format(NamedTuple):
 FORMATS = {
     "own": Format(own.render, own.recognizes, own.read),
     "torchtitan": Format(torchtitan.render, torchtitan.recognizes, torchtitan.read),
-    "megatron": Format(megatron_files.render_script, megatron_files.recognizes_script, megatron_files.read_script),
+    "megatron": Format(
+        megatron_files.render_script,
+        lambda text: megatron_files.ARGUMENT_IN_TEXT.search(text) is not None,
+        megatron_files.read_script,
+    ),
     "nemo": Format(megatron_files.render_recipe, lambda text: "run_recipe.py" in text, megatron_files.read_recipe),
     "primus": Format(
-        megatron_files.render_experiment, megatron_files.recognizes_experiment, megatron_files.read_experiment
+        megatron_files.render_experiment,
+        lambda text: "framework:" in text and megatron_files.find_trainer(text) is not None,
+        megatron_files.read_experiment,
     ),
 }
 

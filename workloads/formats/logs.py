@@ -16,6 +16,7 @@ from pathlib import Path
 from workloads.api.contract import Scalar
 from workloads.formats import megatron, torchtitan
 from workloads.formats.log_formats import FORMATS, GIB, NUMBER, RATES, SUFFIXES, LogFormat, Metrics
+from workloads.formats.names import parse_scalar
 
 LONGEST_LINE = 65536  # characters; step lines are shorter, and the rest of a longer line is ignored
 LONGEST_ENTRY = 1024  # characters; longer lines are not parsed as configuration entries
@@ -237,7 +238,7 @@ class LogReader:
             elif name == "fp8" and text not in ("None", "False"):
                 self._store_dtype("fp8")
             elif name in CONFIG:
-                self._store(CONFIG[name], _parse_scalar(text))
+                self._store(CONFIG[name], parse_scalar(text))
         elif match := WORLD_SIZE.search(line):
             self._store("gpus", int(match[1]))
         elif match := TITAN_MESH.search(line):
@@ -261,7 +262,7 @@ class LogReader:
                 self._section, self._section_indent = name, indent
         elif self._section and indent == self._section_indent + 2:
             key = f"{self._section}.{name}"
-            value = _parse_scalar(text)
+            value = parse_scalar(text.strip('"'))
             if key == "model.name":
                 self.model = str(value)
             elif key == "model.flavor":
@@ -339,12 +340,3 @@ def _parse_timestamp(line: str) -> tuple[datetime, float] | None:
                 return None
             return time + timedelta(seconds=float(f"0.{fraction or 0}")), 10.0 ** -len(fraction)
     return None
-
-
-def _parse_scalar(text: str) -> Scalar:
-    text = text.strip().strip('"')
-    if text in ("true", "True", "false", "False"):
-        return text.lower() == "true"
-    if re.fullmatch(r"-?\d{1,18}", text):
-        return int(text)
-    return None if text in ("null", "None") else text

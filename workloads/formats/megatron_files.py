@@ -28,6 +28,7 @@ SWITCHES_OFF: dict[str, str] = TABLES["switches_off"]
 _LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)(?![\d:])")
 # Any of these arguments identifies a text as a Megatron-LM command, and the training command in a script.
 _ARGUMENTS = ("--num-layers", "--tensor-model-parallel-size", "--micro-batch-size")
+ARGUMENT_IN_TEXT = re.compile(rf"({'|'.join(_ARGUMENTS)})[ =:]")
 _YAML_ARGUMENT = re.compile(r"^[ \t]*--[\w-]+:(?:[ \t]|$)", re.MULTILINE)
 # Megatron-LM programs that train models other than decoders with attention blocks.
 _OTHER_PROGRAM = re.compile(r"(?:^|/)(pretrain_(?:bert|t5|ict|retro|vision\w*|vlm|mamba|hybrid)\.py)$")
@@ -109,10 +110,6 @@ def _argument(name: str, value: Any) -> list[str]:
 def _shell_script(words: list[str], comment: str, connections: int) -> str:
     command = " \\\n    ".join(words)
     return f"#!/bin/sh\n# {comment}\nexport CUDA_DEVICE_MAX_CONNECTIONS={connections}\nexec {command}\n"
-
-
-def recognizes_script(text: str) -> bool:
-    return any(f"{name}{end}" in text for name in _ARGUMENTS for end in (" ", "=", ":"))
 
 
 def read_script(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
@@ -216,17 +213,11 @@ def _read_gpus(text: str, launch: re.Pattern[str] = _LAUNCH) -> int | None:
 
 def parse_value(text: str, no_value: str = NO_VALUE) -> Any:
     """Parse a Python value that Megatron-LM printed. Return a bool, an integer, a list, None, or the text."""
-    if text in ("True", "False", "true", "false"):
-        return text.lower() == "true"
-    if text in ("None", "null", ""):
-        return None
     if find_unset(text) is not None:
         return names.Unset(show_unset(text), no_value)
-    if re.fullmatch(r"-?\d{1,18}", text):
-        return int(text)
     if re.fullmatch(r"\['?\w.*\]", text):
         return [parse_value(part.strip().strip("'\"")) for part in text[1:-1].split(",")]
-    return text
+    return names.parse_scalar(text)
 
 
 def render_recipe(job: Job, gpus: int) -> names.RenderedFile:
@@ -335,13 +326,9 @@ def render_experiment(job: Job, gpus: int) -> names.RenderedFile:
     return names.RenderedFile(EXPERIMENT, f"# Primus: {command}\n{text}", command, ("run it in the folder of Primus",))
 
 
-def recognizes_experiment(text: str) -> bool:
-    return "framework:" in text and _find_trainer(text) is not None
-
-
 def read_experiment(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
     """Return the job that an experiment file describes. Raises UserInputError if the file has no known trainer."""
-    trainer = _find_trainer(text)
+    trainer = find_trainer(text)
     if trainer is None:
         raise UserInputError("not an experiment of Primus with a module that has a framework")
     framework, overrides = trainer.get("framework", "megatron"), _fill(trainer.get("overrides") or {})
@@ -394,7 +381,8 @@ def _fill(value: Any) -> Any:
         return filled  # such as ([0]*1+[1]*26)
 
 
-def _find_trainer(text: str) -> Mapping[str, Any] | None:
+def find_trainer(text: str) -> Mapping[str, Any] | None:
+    """Return the module of a Primus experiment that trains, or None if a text is not such an experiment."""
     try:
         config = yaml.safe_load(text)
     except yaml.YAMLError:

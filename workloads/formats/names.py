@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -121,14 +120,14 @@ def read_table(
     names = []
     for row in rows:
         when, values = row.get("when"), row.get("values")
-        is_met = partial(_has_values, when) if isinstance(when, Mapping) else conditions[when] if when else None
+        is_met = _has_values(when) if isinstance(when, Mapping) else conditions[when] if when else None
         functions = {"values": values and dict(values), "when": is_met}
         names.append(Name(**{"write": written.get(row["key"]), **row, **functions}))
     return tuple(names)
 
 
-def _has_values(values: Mapping[str, Sequence[object]], job: Job) -> bool:
-    return all(field_of(job, name) in allowed for name, allowed in values.items())
+def _has_values(values: Mapping[str, Sequence[object]]) -> Callable[[Job], bool]:
+    return lambda job: all(field_of(job, name) in allowed for name, allowed in values.items())
 
 
 def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str]) -> dict[str, Any]:
@@ -275,6 +274,15 @@ def flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     for name, value in config.items():
         settings |= flatten(value, f"{section}{name}.") if isinstance(value, Mapping) else {f"{section}{name}": value}
     return settings
+
+
+def parse_scalar(text: str) -> Any:
+    """Parse a bool, an integer or null in the syntax of Python, YAML or JSON. Return any other text unchanged."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if re.fullmatch(r"-?\d{1,18}", text):
+        return int(text)
+    return None if text in ("null", "None", "") else text
 
 
 def find_model(name: str) -> Model | None:

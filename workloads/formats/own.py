@@ -112,7 +112,7 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
         raise UserInputError(f"workload={workload}: only parallel and torchtitan have a layout")
     if open_key := next((name for name, value in texts.items() if "," in value), None):
         raise UserInputError(f"space.{open_key}={texts[open_key]}: a layout needs one value")
-    values = {name: _parse(value) for name, value in texts.items()}
+    values = {name: names.parse_scalar(value) for name, value in texts.items()}
     if workload == "torchtitan":
         tp, cp, pp = (int(values.get(name, 1)) for name in ("tp", "cp", "pp"))
         all_gpus = values["gpus"] if isinstance(values.get("gpus"), int) else gpus or 1
@@ -141,7 +141,3 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
         left=tuple(name for name in texts if name not in known),
         **(FIXED | of_job),
     )
-
-
-def _parse(text: str) -> Any:
-    return text.lower() == "true" if text.lower() in ("true", "false") else int(text) if text.isdigit() else text

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workloads.api.contract import Infeasible
+from workloads.layouts.enumeration import divisors
 from workloads.offload.cost_model import (
     ALLOCATOR_SLACK,
     ActivationMemory,
@@ -143,8 +144,8 @@ def _list_placements(
         sequences_per_step //= model.gpus
     elif model.shape.layers == 0:  # a GPU would have no layers
         return []
-    shapes = [(sequences, 1) for sequences in _list_divisors(sequences_per_step)]
-    shapes += [(1, segments) for segments in _list_divisors(sequence_length)[1:]]
+    shapes = [(sequences, 1) for sequences in divisors(sequences_per_step)]
+    shapes += [(1, segments) for segments in divisors(sequence_length)[1:]]
     tokens = {(sequences, segments): sequences * sequence_length // segments for sequences, segments in shapes}
     min_tokens = min(rates.min_chunk_tokens, sequence_length * sequences_per_step)
     shapes = [shape for shape in shapes if tokens[shape] >= min_tokens and tokens[shape] % model.token_multiple == 0]
@@ -158,7 +159,7 @@ def _list_placements(
         groups_per_step = sequences_per_step // sequences
         keys_values_locations = locations if segments > 1 else locations[:1]
         for rounds, *resident, states_on, keys_values_on in product(
-            _list_divisors(groups_per_step), resident_layers, resident_states, locations, keys_values_locations
+            divisors(groups_per_step), resident_layers, resident_states, locations, keys_values_locations
         ):
             placement = Placement(
                 model,
@@ -175,10 +176,6 @@ def _list_placements(
             times = predict_step_times(placement, np.zeros(1), np.zeros(1), rates)
             bounds.append((float(times.step_s[0]), placement))
     return sorted(bounds, key=lambda pair: pair[0])
-
-
-def _list_divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def _choose_saved_activations(

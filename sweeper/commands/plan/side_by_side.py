@@ -6,7 +6,7 @@ from itertools import combinations
 
 from sweeper.commands.plan.answer import find_problem, plan_training, search
 from sweeper.commands.plan.request import PlanRequest
-from sweeper.commands.plan.text import MISSING, list_warnings, show_cost, show_range, show_rate
+from sweeper.commands.plan.text import MISSING, list_warnings, show_cost, show_range
 from sweeper.common.format import count, round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
@@ -90,7 +90,7 @@ def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[Planned | None
     return Planned(request.hardware, training, share, bool(missing)), [
         request.hardware,
         f"{estimate.gpus:,}",
-        show_rate(estimate.tokens_per_s_per_gpu, share),
+        show_range(estimate.tokens_per_s_per_gpu, share, is_rate=True),
         show_range(training.days, share),
         round_to_band(training.gpu_hours, share),
         show_cost(training, share),

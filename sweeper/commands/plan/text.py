@@ -80,7 +80,7 @@ def headline(answer: Answer) -> str:
     estimate, training, share = answer.best.estimate, answer.training, answer.error_share
     cluster, job = answer.problem.cluster, answer.problem.job
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
-    rate = show_rate(estimate.tokens_per_s_per_gpu * estimate.gpus, share)
+    rate = show_range(estimate.tokens_per_s_per_gpu * estimate.gpus, share, is_rate=True)
     most_gib, usable = bound_gib(estimate.memory, job, cluster), cluster.usable_gib
     unfit = f" if it fits: it may need {most_gib:.0f} of {usable:.0f} GiB" * (most_gib > usable)
     cost = ", no price is known"
@@ -93,16 +93,11 @@ def headline(answer: Answer) -> str:
     )
 
 
-def show_range(value: float, share: float) -> str:
-    """Format a time, or a quantity proportional to time, with the range of its error band, as in `6.4 (4 to 16)`."""
-    expected, low, high = (round_to_band(value / rate, share) for rate in (1, 1 + share, 1 - share))
-    return f"{expected} ({low} to {high})"
-
-
-def show_rate(value: float, share: float) -> str:
-    """Format a rate with the range of the error band, as in `93,000 (38,000 to 150,000)`."""
-    expected, low, high = (round_to_band(value * rate, share) for rate in (1, 1 - share, 1 + share))
-    return f"{expected} ({low} to {high})"
+def show_range(value: float, share: float, *, is_rate: bool = False) -> str:
+    """Format a rate, or a quantity proportional to time, with the range of its error band, as in `6.4 (4 to 16)`."""
+    low, high = (1 - share, 1 + share) if is_rate else (1 / (1 + share), 1 / (1 - share))
+    expected, least, most = (round_to_band(value * factor, share) for factor in (1, low, high))
+    return f"{expected} ({least} to {most})"
 
 
 def show_cost(training: TrainingRun, share: float) -> str:

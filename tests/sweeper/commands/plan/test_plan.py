@@ -12,7 +12,7 @@ from sweeper.commands.plan.answer import answer, find_problem, plan_training, se
 from sweeper.commands.plan.main import COMMAND, main
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.side_by_side import Planned, compare_hardware, list_open
-from sweeper.commands.plan.text import head_lines, layouts_table, list_sections, show_range, show_rate, tail_lines
+from sweeper.commands.plan.text import head_lines, layouts_table, list_sections, show_range, tail_lines
 from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
@@ -419,7 +419,7 @@ def test_a_comparison_says_what_its_bands_leave_open() -> None:
 
 
 def test_the_ranges_are_those_of_the_band_of_rates() -> None:
-    assert (show_rate(100.0, 0.5), show_range(100.0, 0.5)) == ("100 (50 to 150)", "100 (67 to 200)")
+    assert (show_range(100.0, 0.5, is_rate=True), show_range(100.0, 0.5)) == ("100 (50 to 150)", "100 (67 to 200)")
 
 
 def test_the_order_is_open_too_where_a_wide_band_overlaps_one_beyond_its_neighbor() -> None:
