@@ -54,6 +54,10 @@ def list_families(
     for template, shards, reshardings in space.list_templates():
         if find_violation(replace(job, layout=template), site, other_rules):
             continue
+        if template.ep > 1:  # some trainers divide experts only among ranks that share a copy's states
+            divided = (replace(template, dp_shard=n, dp_replicate=template.dp // n) for n in shards)
+            valid = (one for one in divided if not find_violation(replace(job, layout=one), site, other_rules))
+            shards = tuple(layout.dp_shard for layout in valid)
         pairs = list(product(checkpointings, reshardings))
         if tradable_rules:
             layouts = [replace(template, checkpointing=c, reshard_after_forward=reshard) for c, reshard in pairs]
