@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,14 @@ def stop() -> None:
     head.watch(None)
     ray.shutdown()
     end_orphans()
+
+
+def end_within(limit_s: float | None, end: Callable[[], object]) -> bool:
+    """Call a function that Ray may block forever once its processes are gone. Return whether it ended in time."""
+    thread = threading.Thread(target=end, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return not thread.is_alive()
 
 
 def summarize_ray_error(error: BaseException) -> str:

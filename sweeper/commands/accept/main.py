@@ -18,12 +18,13 @@ inconclusive. The command changes nothing on the machines and does not need root
 
 from __future__ import annotations
 
+import os
 import re
-import signal
+import shlex
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -34,10 +35,10 @@ from typing import Any
 from rich.console import Console
 
 from sweeper.cli.command import Cluster, StoreRequest, Subcommand, word
-from sweeper.cli.exits import COMPLETE, INTERRUPTED, NO_VERDICT, SOME_FAILED
+from sweeper.cli.exits import COMPLETE, INTERRUPTED, NO_VERDICT, SOME_FAILED, StopRequests, interpreter
 from sweeper.commands.accept import record as records
 from sweeper.commands.accept.expected import expected_rates
-from sweeper.commands.accept.experiments import Profile, read_experiments
+from sweeper.commands.accept.experiments import Profile, Reading, read_experiments
 from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, name_some, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_nodes
@@ -50,6 +51,7 @@ from workloads.api.errors import first_line
 from workloads.api.secrets import mask
 
 LONGEST_S = {"quick": 280.0, "standard": 1800.0, "burn_in": 7200.0}  # time limit for all experiments
+STOP_S = 8.0  # time limit after a signal: for the last reading of the nodes, and for ending Ray
 FOLDER = "acceptance"
 PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": build_junit}
 
@@ -85,17 +87,32 @@ class CompareRequest:
     second: str = word("AFTER")
 
 
+@dataclass
+class Run:
+    """What an acceptance knows, from which it can draw a verdict at any time."""
+
+    request: AcceptRequest
+    target: Target
+    nodes: Sequence[Node]  # including those that are not tested
+    watches: Any  # of the tested nodes, a NodeWatches
+    journal: records.Journal
+    rates: Mapping[tuple[str, str], float]  # expected, by place and test
+    baseline: Mapping[tuple[str, str], float]
+    console: Console
+    readings: list[Reading]
+
+
 def accept(request: AcceptRequest) -> int:
     """Measure the cluster, judge and print the results, and write accept.json. Return the exit code."""
     started_s = time.monotonic()
     address, insecure = request.cluster.address, request.cluster.insecure
     ray_environment.prepare(address, insecure)  # must run before Ray is imported
     from sweeper.commands.accept import measure
-    from sweeper.commands.accept.causes import add_causes
     from sweeper.commands.doctor.exercise import NodeWatches
-    from sweeper.execution import cluster
+    from sweeper.execution import cluster, head
 
-    console, uri = Console(highlight=False, soft_wrap=True, markup=False), request.open_uri()
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    request.open_uri()  # rejects a wrong store before anything runs
     target, nodes = cluster.find_target(request.hardware, address, insecure)
     watches = NodeWatches(target.nodes, request.dir)
     console.print(f"accept     {describe_inventory(target.nodes)}, profile {request.profile}")
@@ -108,35 +125,56 @@ def accept(request: AcceptRequest) -> int:
     folder = Path(request.dir).expanduser() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     journal = records.Journal(folder / f"{target.hardware.name}-{request.profile}.unfinished", target.model, names)
-    readings, interrupted = journal.read(), False
-    if readings:
-        console.print(f"resumed    {count(len(readings), 'result')} of {journal.path}")
-        measure.skip_measured(phases, readings)
+    run = Run(request, target, nodes, watches, journal, rates, baseline, console, journal.read())
+    if run.readings:
+        console.print(f"resumed    {count(len(run.readings), 'result')} of {journal.path}")
+        measure.skip_measured(phases, run.readings)
+    stop = StopRequests(shlex.join([interpreter(), "-m", "sweeper", *sys.argv[1:]]))
+
+    def leave(address: str) -> None:  # in another thread, because Ray blocks this one
+        console.print(f"stopped: the cluster's head {address} does not respond")
+        os._exit(conclude(run, interrupted=True))
+
     try:
         cluster.start(target, has_variables=False)
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # replaces Ray's handler
-        for job, experiment, result in measure.run_phases(phases, started_s + LONGEST_S[request.profile]):
-            new = list(measure.read_result(job, experiment, result))
-            readings += new
-            journal.add(new)
-            for line in measure.summarize(job.place, new):
-                console.print(f"{time.monotonic() - started_s:5.0f} s    {line}")
-    except KeyboardInterrupt:
-        interrupted = True
+        stop.install()  # replaces Ray's handlers
+        with head.on_head_lost(leave):
+            deadline_s = started_s + LONGEST_S[request.profile]
+            for job, experiment, result in measure.run_phases(phases, deadline_s, lambda: stop.requested):
+                new = list(measure.read_result(job, experiment, result))
+                run.readings += new
+                journal.add(new)
+                for line in measure.summarize(job.place, new):
+                    console.print(f"{time.monotonic() - started_s:5.0f} s    {line}")
+    except (KeyboardInterrupt, SystemExit):  # Ray raises the latter on SIGTERM while it starts
+        stop.add()
+    # `timeout` and batch systems also signal Ray's own processes. Without them, Ray's calls block.
+    limit_s = STOP_S if stop.requested else None
+    in_time = all(cluster.end_within(limit_s, step) for step in (watches.update, cluster.stop))
+    code = conclude(run, interrupted=stop.requested)
+    if not in_time:
+        sys.stdout.flush()
+        os._exit(code)
+    stop.restore()
+    return code
+
+
+def conclude(run: Run, *, interrupted: bool) -> int:
+    """Judge the readings, print the verdict, and write and record its files. Return the exit code."""
+    from sweeper.commands.accept import measure
+    from sweeper.commands.accept.causes import add_causes
+
+    target, states, console = run.target, run.watches.states, run.console
+    if interrupted:
         console.print("interrupted: the verdict is on what was measured until now; rerun the same command to resume")
-    finally:
-        with suppress(KeyboardInterrupt):
-            watches.update()
-        cluster.stop()
-    states = watches.states
-    findings = find_problems(target, nodes, list(states.values()))
-    readings = measure.leave_out_unsupported(readings)
-    expected = {(r.test, r.part): rate for r in readings if (rate := rates.get((r.place, r.test)))}
-    judgements = add_causes(judge(readings, target.hardware.kind, expected, baseline), states)
+    findings = find_problems(target, run.nodes, list(states.values()))
+    readings = measure.leave_out_unsupported(run.readings)
+    expected = {(r.test, r.part): rate for r in readings if (rate := run.rates.get((r.place, r.test)))}
+    judgements = add_causes(judge(readings, target.hardware.kind, expected, run.baseline), states)
     verdict = overall_verdict(judgements, findings)
     sentence = describe(verdict, judgements, findings)
-    record = records.build_record(target, request.profile, sentence, judgements, findings, states)
-    folder /= f"{target.hardware.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    record = records.build_record(target, run.request.profile, sentence, judgements, findings, states)
+    folder = run.journal.path.parent / f"{target.hardware.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     folder.mkdir()
     records.write_record(folder / "accept.json", record)
     for name, build in PAGES.items():
@@ -144,10 +182,10 @@ def accept(request: AcceptRequest) -> int:
     written = f"written    {folder}: accept.json, {', '.join(PAGES)}"
     for line in (*list_problems(judgements, findings), sentence, written):
         console.print(line)
-    console.print(record_run(uri, folder, record))
+    console.print(record_run(run.request.open_uri(), folder, record))
     if interrupted:
         return INTERRUPTED
-    journal.path.unlink(missing_ok=True)
+    run.journal.path.unlink(missing_ok=True)
     return {Verdict.PASS: COMPLETE, Verdict.FAIL: SOME_FAILED, Verdict.INCONCLUSIVE: NO_VERDICT}[verdict]
 
 

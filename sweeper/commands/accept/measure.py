@@ -6,8 +6,9 @@ import math
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from statistics import mean
 from typing import Any
@@ -17,7 +18,7 @@ from sweeper.commands.accept.experiments import END_OVER_START, Experiment, Read
 from sweeper.common.format import format_number
 from sweeper.common.trials import LOST_NODE, Trial, TrialResult, TrialStatus
 from sweeper.config.hardware import Target
-from sweeper.execution.cluster import ClusterError
+from sweeper.execution.cluster import ClusterError, end_within
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.gang_pool import GangPool
 from sweeper.metrics.derivation import derive, step_times_s
@@ -30,6 +31,7 @@ START_TIMEOUT_S = 120.0  # extra time for the first trial, during which the work
 LAST_S = 45.0  # time limit of a trial, without its sustained run, once half of the jobs have finished that trial
 ENDS_JOB = (TrialStatus.LOST, TrialStatus.TIMED_OUT)
 POLL_S = 0.05
+CLOSE_S = 8.0  # time limit for ending workers after a signal
 UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "tokens/s"} | dict.fromkeys(
     ("gb_per_s", "bus_gb_s"), "GB/s"
 )
@@ -152,8 +154,11 @@ def pair_rounds(count: int) -> list[list[list[int]]]:
     return rounds
 
 
-def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[tuple[Job, Experiment, TrialResult]]:
-    """Run the phases and yield each result as it arrives. A test that is still running at the deadline has no result.
+def run_phases(
+    phases: Sequence[Sequence[Job]], deadline_s: float, is_stopped: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[Job, Experiment, TrialResult]]:
+    """Run the phases and yield each result as it arrives. A test that is still running at the deadline has no result,
+    and neither has any test that has not ended once `is_stopped`.
 
     A node is excluded from later phases if it is lost, if a single-node test on it does not end, or if its tests with
     two different partners do not end. The deadline is in seconds on the monotonic clock.
@@ -167,6 +172,8 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
                 if time.monotonic() < deadline_s and not job.is_lost:
                     job.start()
             while running:
+                if is_stopped():
+                    return
                 ended = [(job, one) for job in running if (one := job.poll(deadline_s))]
                 for job, (experiment, result) in ended:
                     late.update(job.names if result.status is TrialStatus.TIMED_OUT else ())
@@ -178,9 +185,13 @@ def run_phases(phases: Sequence[Sequence[Job]], deadline_s: float) -> Iterator[t
                 if running and not ended:
                     time.sleep(POLL_S)
         finally:
-            for job in started:
-                if job.pool:
-                    job.pool.close()
+            end_within(CLOSE_S if is_stopped() else None, partial(_close_pools, started))
+
+
+def _close_pools(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if job.pool:
+            job.pool.close()
 
 
 def _limit_last(running: Sequence[Job], most: int) -> None:

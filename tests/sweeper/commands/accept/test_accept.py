@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain, islice
@@ -537,16 +538,24 @@ def test_the_only_link_of_two_nodes_is_found_at_half_the_rate_that_the_planner_e
 
 @pytest.mark.soak
 @pytest.mark.timeout(400)
-def test_a_machine_without_gpus_is_measured_and_an_interrupted_run_has_its_page_and_is_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ends_ray", [False, True])  # batch systems signal the whole process group
+def test_a_machine_without_gpus_is_measured_and_an_interrupted_run_has_its_page_and_is_resumed(
+    ends_ray: bool, tmp_path: Path
+) -> None:
     command = [sys.executable, "-m", "sweeper", "accept", "hardware=cpu", f"dir={tmp_path}"]
     options: dict[str, Any] = {"cwd": REPOSITORY, "env": environment() | {"PYTHONUNBUFFERED": "1"}, "text": True}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, **options) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, **options) as process:
         assert process.stdout
         for line in process.stdout:
             if "memory copy" in line:
-                process.send_signal(signal.SIGINT)
+                if ends_ray:
+                    os.killpg(process.pid, signal.SIGTERM)
+                else:
+                    process.send_signal(signal.SIGINT)
+                signaled_s = time.monotonic()
                 break
         rest = process.stdout.read()
+    assert time.monotonic() - signaled_s < 60
     assert process.returncode == 130 and "verdict is on what was measured until now" in rest, rest
     assert {file.name for file in next(tmp_path.glob("acceptance/cpu-2*")).iterdir()} == FILES
     result = subprocess.run(command, capture_output=True, timeout=300, **options)
