@@ -93,18 +93,10 @@ def interval_of_steps(
     correlation = correlation or estimate_correlation(times, statistic)
     if len(times) < MIN_STEPS or correlation.is_too_short or statistic == "fastest":
         return None
-    low, high = _median_bounds(times, correlation) if statistic == "median" else _mean_bounds(times, correlation)
-    low, high = low - resolution / 2, high + resolution / 2
-    value = float(np.median(times) if statistic == "median" else times.mean())
-    return Interval(value, low, high) if low > 0 else None  # a time of zero has no rate
-
-
-def _mean_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, float]:
-    effective_steps = len(times) / correlation.time_steps
-    quantile = student_quantile((1 + LEVEL) / 2, min(effective_steps - 1, correlation.degrees_of_freedom))
-    half_width = quantile * float(times.std(ddof=1)) / math.sqrt(effective_steps)
-    mean = float(times.mean())
-    return max(mean - half_width, float(times.min())), mean + half_width  # a time of zero has no rate
+    is_median = statistic == "median"
+    found = _median_interval(times, correlation) if is_median else student_interval(times, correlation=correlation)
+    low, high = max(found.low, float(times.min())) - resolution / 2, found.high + resolution / 2
+    return Interval(found.value, low, high) if low > 0 else None  # a time of zero has no rate
 
 
 def level_of_median(count: float) -> str:
@@ -122,11 +114,12 @@ def missing_reason(metrics: Mapping[str, float], name: str) -> str:
     return TOO_COARSE if metrics.get("step_resolution_ms", 0.0) >= metrics.get("step_time_ms", math.inf) else TOO_SHORT
 
 
-def student_interval(values: np.ndarray, level: float = LEVEL) -> Interval:
-    """Return the mean of independent values with Student's t interval."""
-    mean = float(values.mean())
-    quantile = student_quantile((1 + level) / 2, len(values) - 1)
-    half_width = quantile * float(values.std(ddof=1)) / math.sqrt(len(values))
+def student_interval(values: np.ndarray, level: float = LEVEL, correlation: Correlation | None = None) -> Interval:
+    """Return the mean of values, by default independent ones, with Student's t interval."""
+    correlation = correlation or Correlation()
+    mean, effective_count = float(values.mean()), len(values) / correlation.time_steps
+    quantile = student_quantile((1 + level) / 2, min(effective_count - 1, correlation.degrees_of_freedom))
+    half_width = quantile * float(values.std(ddof=1)) / math.sqrt(effective_count)
     return Interval(mean, mean - half_width, mean + half_width)
 
 
@@ -190,18 +183,15 @@ def _sum_autocorrelations(autocorrelations: np.ndarray) -> tuple[float, int]:
     return max(1.0, time_steps), max(1, lags)
 
 
-def _median_bounds(times: np.ndarray, correlation: Correlation) -> tuple[float, float]:
+def _median_interval(times: np.ndarray, correlation: Correlation) -> Interval:
     count, time_steps = len(times), correlation.time_steps
     rank = _rank_of_bound(count)
     if time_steps > 1:
         quantile = student_quantile((1 + LEVEL) / 2, correlation.degrees_of_freedom)
         rank = min(rank, count / 2 + 0.5 - quantile * math.sqrt(count * time_steps) / 2)
     rank = max(1.0, rank)
-    below, above = math.floor(rank), math.ceil(rank)
-    ordered, share = np.sort(times), rank - math.floor(rank)
-    low = (1 - share) * ordered[below - 1] + share * ordered[above - 1]
-    high = (1 - share) * ordered[count - below] + share * ordered[count - above]
-    return float(low), float(high)
+    low, high = np.interp([rank, count + 1 - rank], np.arange(1, count + 1), np.sort(times))
+    return Interval(float(np.median(times)), float(low), float(high))
 
 
 @cache
