@@ -118,10 +118,7 @@ def _check_cp(job: Job, site: Site) -> Iterator[str]:
     parts = 2 * job.layout.cp  # a rank has one part from the front and one from the back, so all ranks do equal work
     if job.layout.cp > 1 and job.sequence_length % parts:
         yield f"cp {job.layout.cp} needs a sequence length divisible by {parts}, {job.sequence_length} is not"
-
-
-def _check_cp_method(job: Job, site: Site) -> Iterator[str]:
-    if job.layout.cp == 1 and job.layout.cp_method != "allgather":
+    if is_own(job) and job.layout.cp == 1 and job.layout.cp_method != "allgather":
         yield "cp 1 divides no sequence: cp_method has to be allgather"
 
 
@@ -159,34 +156,32 @@ def _check_layers_per_stage(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_microbatches(job: Job, site: Site) -> Iterator[str]:
+    """Check the number of micro-batches, also for whole rounds of PyTorch's looped schedules and of Megatron-LM's
+    interleaved schedule (pipeline_parallel/schedules.py, 0.16.1 to 0.20)."""
     layout, count = job.layout, job.layout.microbatches
-    if layout.pp > 1 and count < layout.pp:
+    if layout.pp == 1:
+        return
+    if count < layout.pp:
         yield f"{count} micro-batches do not fill a pipeline of {layout.pp} ranks"
-    if layout.pp > 1 and layout.schedule == "dualpipev" and count < layout.stages:
+    if layout.schedule == "dualpipev" and count < layout.stages:
         yield f"schedule dualpipev needs {layout.stages} micro-batches, one for each stage"
-
-
-def _check_rounds(job: Job, site: Site) -> Iterator[str]:
-    """Check the rounds of PyTorch's looped schedules, and of Megatron-LM's interleaved schedule
-    (pipeline_parallel/schedules.py, 0.16.1 to 0.20)."""
-    layout, count = job.layout, job.layout.microbatches
-    is_looped, is_megatron = (
-        layout.schedule in ("interleaved", "zero_bubble"),
-        find_trainer(job.trainer).core == "megatron",
-    )
+    is_megatron = find_trainer(job.trainer).core == "megatron"
     multiple = layout.pp if is_megatron and layout.schedule == "interleaved" else max(1, count // layout.pp)
-    if layout.pp > 1 and is_looped and count % multiple:
+    if layout.schedule in ("interleaved", "zero_bubble") and count % multiple:
         yield f"schedule {layout.schedule} needs a multiple of {multiple} micro-batches, {count} is not"
 
 
 def _check_experts(job: Job, site: Site) -> Iterator[str]:
-    ep, experts, ranks = job.layout.ep, job.model.experts, job.layout.gpus // job.layout.pp
+    layout, ep, experts = job.layout, job.layout.ep, job.model.experts
+    ranks, sharing = layout.gpus // layout.pp, layout.dp_shard * layout.cp * layout.tp
     if ep > 1 and not experts:
         yield f"ep {ep}: the model has no experts"
     if experts % ep:
         yield f"ep {ep} does not divide {experts} experts"
     if ranks % ep:
         yield f"ep {ep} does not divide the {ranks} GPUs of a pipeline rank"
+    if is_own(job) and sharing % ep:
+        yield f"ep {ep} has to be a divisor of dp_shard x cp x tp = {sharing}"
 
 
 def _check_borrowed_experts(job: Job, site: Site) -> Iterator[str]:
@@ -194,12 +189,6 @@ def _check_borrowed_experts(job: Job, site: Site) -> Iterator[str]:
     ep, cp, shards = job.layout.ep, job.layout.cp, job.layout.dp_shard
     if ep > 1 and (ep % cp or shards * cp % ep):
         yield f"ep {ep} has to be a multiple of cp {cp} and a divisor of dp_shard x cp = {shards * cp}"
-
-
-def _check_own_experts(job: Job, site: Site) -> Iterator[str]:
-    ep, ranks = job.layout.ep, job.layout.dp_shard * job.layout.cp * job.layout.tp
-    if ep > 1 and ranks % ep:
-        yield f"ep {ep} has to be a divisor of dp_shard x cp x tp = {ranks}"
 
 
 def _check_titan_sequence(job: Job, site: Site) -> Iterator[str]:
@@ -384,15 +373,12 @@ RULES = (
     Rule("tp divides heads, sizes and sequence", _check_tp),
     Rule("tp stays within a node", _check_domain),
     Rule("cp divides the sequence", _check_cp),
-    Rule("cp divides the sequence", _check_cp_method, ONLY_OWN),
     Rule("micro-batches divide the global batch", _check_batch),
     Rule("stages and schedule agree", _check_stages),
     Rule("layers_per_stage divides the layers", _check_layers_per_stage),
     Rule("micro-batches fill the pipeline", _check_microbatches),
-    Rule("micro-batches fill the pipeline", _check_rounds),
     Rule("ep divides the experts", _check_experts),
     Rule("ep divides the experts", _check_borrowed_experts, frozenset({"prime-rl"})),
-    Rule("ep divides the experts", _check_own_experts, ONLY_OWN),
     Rule("tp and cp divide the sequence", _check_titan_sequence, TITAN),  # `seq_len_divisor` of parallel_dims.py
     Rule("replicas are alone", _check_replicas, TITAN),
     Rule("only sharded states are sharded", _check_sharding),
