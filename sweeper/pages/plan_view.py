@@ -195,12 +195,12 @@ def _show_projection(projection: Projection, config: Config, error_share: float,
     price, objective = config.price_per_hour, config.workload.objective  # the price is for one device
     (fewest, base), *_ = projection.by_devices.items()
     rows = []
-    for (devices, value), share in zip(projection.by_devices.items(), projection.shares_of_linear, strict=True):
+    for devices, value in projection.by_devices.items():
         linear = [base / fewest * devices * band for band in LINEAR_BANDS]
         totals = [value * SECONDS_PER_DAY / 1e9, *([devices * price / value / SECONDS_PER_HOUR * 1e6] if price else [])]
         row = [f"{devices / projection.gpus_per_node:g}", str(devices), f"{projection.batches[devices]:,}"]
         estimates = [round_to_band(number, error_share) for number in (value, value / devices, *linear, *totals)]
-        rows.append([*row, *estimates[:2], f"{share:.0%}", *estimates[2:]])
+        rows.append([*row, *estimates[:2], f"{value / (base / fewest * devices):.0%}", *estimates[2:]])
     unit = objective.removesuffix("_per_s")
     heading = ["nodes", "devices", "sequences a step", objective, "per device", "of linear"]
     heading += [*(f"{band:.0%} of linear" for band in LINEAR_BANDS), f"10^9 {unit} a day"]

@@ -128,12 +128,6 @@ class Projection:
     gpus_per_node: int
     assumptions: str  # one sentence
 
-    @property
-    def shares_of_linear(self) -> list[float]:
-        """For each number of devices, the estimate as a share of linear scaling from the smallest number."""
-        (fewest, base), *_ = self.by_devices.items()
-        return [value / (base / fewest * devices) for devices, value in self.by_devices.items()]
-
     def anchored(self, value: float) -> Projection:
         """Return the projection scaled to start from a value measured on the smallest number of devices."""
         factor = value / next(iter(self.by_devices.values()))

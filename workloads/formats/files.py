@@ -58,7 +58,10 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
 def canonical(job: Job, trainer: str) -> Job:
     """Return the job as the trainer runs it, with a fixed value for each field that has no effect in the trainer."""
     job = canonical_job(replace(job, trainer=trainer, compiled=job.compiled and find_trainer(trainer).compiles))
-    return torchtitan.canonical_state(job) if trainer == "torchtitan" else job
+    if trainer == "torchtitan" and job.state in ("fp32", "amp") and job.precision != "fp32":
+        # FSDP keeps fp32 weights; otherwise, autocast casts weights.
+        return replace(job, state="fp32" if job.layout.is_sharded else "amp")
+    return job
 
 
 def read_layout(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:

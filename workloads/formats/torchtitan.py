@@ -138,13 +138,6 @@ def _list_obstacles(job: Job) -> Iterator[str]:
 SUPPORT = names.Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES["supported"]}, (_list_obstacles,))
 
 
-def canonical_state(job: Job) -> Job:
-    """Return the job with torchtitan's training state. FSDP keeps fp32 weights; otherwise, autocast casts weights."""
-    if job.state not in ("fp32", "amp") or job.precision == "fp32":
-        return job
-    return replace(job, state="fp32" if job.layout.is_sharded else "amp")
-
-
 def render(job: Job, gpus: int) -> names.RenderedFile:
     """Return the configuration for a canonical job. Raises UserInputError if torchtitan 0.2.2 cannot express it."""
     SUPPORT.check(job)
