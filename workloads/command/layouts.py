@@ -14,7 +14,7 @@ from workloads.estimator.step import step_seconds
 from workloads.formats.logs import DTYPES
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import DEGREES, LAYOUT_FIELDS, Job, Layout, State, describe
-from workloads.layouts.rules import COMMON_RULES, find_violation
+from workloads.layouts.rules import find_common_violation, find_violation
 from workloads.layouts.trainers import OWN, find_trainer
 from workloads.models.model import MODELS
 
@@ -37,9 +37,8 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
     # A domain has at least as many GPUs as a node.
     topology = replace(topology, gpus_per_domain=max(topology.gpus_per_domain, machine.ranks_per_node))
     cluster = replace(machine.cluster, topology=topology, gpus=machine.world_size)
-    # `read_job` names an unknown trainer `own`. Megatron's rules are the strictest among other trainers.
-    checked = job if settings.trainer else replace(job, trainer="megatron")
-    if violation := find_violation(checked, cluster, COMMON_RULES):
+    find = find_violation if settings.trainer else find_common_violation  # `read_job` calls an unknown trainer own
+    if violation := find(job, cluster):
         return Estimate(violation.reason, violation.rule, description=description)
     if job.model.layers % job.layout.pp:
         reason = f"pp {job.layout.pp} does not divide {job.model.layers} layers"

@@ -307,15 +307,26 @@ def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool
     return Seconds(products_s, attention_s(placed, layer, backward=backward), other)
 
 
+def _omits_last_product(placed: PlacedJob) -> bool:
+    """Return whether full recomputation leaves out a block's last GEMM: by hand, or compiled with the block.
+
+    This project's trainer does not compile it with tensor parallelism (`workloads.parallel.apply`). Other trainers'
+    compiled blocks were not counted.
+    """
+    job = placed.job
+    if is_own(job):
+        return job.manual_backward or (job.compiled and placed.layout.tp == 1)
+    return job.trainer == "torchtitan" and job.compiled
+
+
 # torchtitan saves every second GEMM of a block. Among q, k, v, output, gate, up and down, torchtitan recomputes k,
 # output and up (torchtitan/parallelisms/parallelize_llama.py at 9dec370: mm_count).
 def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
     """Estimate the time of recomputation in a block's backward pass. `once` is the forward pass's time."""
     match placed.layout.checkpointing:
-        case "full" if is_own(placed.job) and placed.job.manual_backward:  # the last GEMM's output is not needed
-            return Seconds(once.products - products_of_s(placed, layer, "down"), once.attention, once.other)
-        case "full":
-            return once
+        case "full":  # the backward pass does not read the output of the last GEMM
+            last_s = products_of_s(placed, layer, "down") if _omits_last_product(placed) else 0.0
+            return Seconds(once.products - last_s, once.attention, once.other)
         case "per_op":
             products = {product.name: product for product in block_products(placed, layer)}
             model, flops = placed.model, {name: product.flops for name, product in products.items()}

@@ -6,7 +6,7 @@ A rule is a row in `RULES`. If a rule applies to only some trainers, its row nam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -77,6 +77,11 @@ def find_violation(job: Job, place: Cluster | Site, rules: Iterable[Rule] | None
         for reason in rule.check(job, site):
             return Violation(rule.name, reason)
     return None
+
+
+def find_common_violation(job: Job, place: Cluster | Site) -> Violation | None:
+    """Return the first rule that a job of an unknown trainer breaks. Megatron has the strictest of the common rules."""
+    return find_violation(replace(job, trainer="megatron"), place)
 
 
 @cache
@@ -396,4 +401,3 @@ RULES = (
     Rule("the manual block is supported", _check_block, ONLY_OWN),
     Rule("the model's blocks are supported", _check_own_model, ONLY_OWN),
 )
-COMMON_RULES = tuple(rule for rule in RULES if rule.trainers != ONLY_OWN)  # for an unknown trainer

@@ -15,7 +15,7 @@ from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_
 from workloads.estimator.step import estimate_job
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import describe, write_words
-from workloads.layouts.rules import COMMON_RULES, find_violation
+from workloads.layouts.rules import find_common_violation, find_violation
 from workloads.layouts.trainers import find_trainer
 from workloads.models.flops import model_flops_per_token
 
@@ -117,8 +117,8 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         layout = replace(problem.job.layout, **problem.fixed)
         job, cluster = replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus)
         if violation := find_violation(job, cluster):
-            is_common = find_violation(replace(job, trainer="megatron"), cluster, COMMON_RULES) is not None
-            raise UserInputError(violation.reason if is_common else f"{violation.reason}, with trainer=own")
+            rest = "" if find_common_violation(job, cluster) else f", with trainer={job.trainer}"
+            raise UserInputError(violation.reason + rest)
         given = {**problem.given, "global_batch": problem.job.layout.global_batch}
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
     smallest, cluster = result.smallest, problem.cluster

@@ -5,20 +5,28 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Node, Target
 from sweeper.preflight.devices import planned_target
 from tests.support.planner import machine_of
 from workloads.api.contract import Machine
+from workloads.estimator import operations
 from workloads.estimator.estimate import StepTime
 from workloads.estimator.memory import peak_memory
 from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob
 from workloads.estimator.step import estimate_job, step_seconds
+from workloads.layouts.layout import Checkpointing
+from workloads.llama.model import Block, rope_table
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 from workloads.parallel import Parallel, ParallelParameters
+from workloads.parallel.stage import CheckpointedBlock
 
 H200 = machine_of(planned_target(catalogue()["h200"], 8), 8)
 
@@ -207,3 +215,40 @@ def test_scaling_adds_copies_and_sequences_and_never_beats_linear() -> None:
         efficiency = estimate.metrics["tokens_per_s"] / one_node_tokens_per_s / nodes
         assert not estimate.unsupported_reason and 0.5 < efficiency <= previous_efficiency
         previous_efficiency = efficiency
+
+
+def count_backward_products(checkpointing: Checkpointing, *, compiles_checkpoint: bool) -> int:
+    """Return the number of matrix products in the backward pass of a small block, compiled as the trainer does it."""
+    counts = {"forward": 0, "backward": 0}
+
+    def counter(direction: str) -> Any:
+        def compile_graph(graph: Any, _: object) -> Any:
+            counts[direction] = sum(node.target is torch.ops.aten.mm.default for node in graph.graph.nodes)
+            return make_boxed_func(graph.forward)
+
+        return compile_graph
+
+    shape = replace(MODELS["llama3_8b"], hidden_size=64, heads=4, kv_heads=2, head_size=16, intermediate_size=128)
+    inner: Any = Block(shape, 0)
+    block: Any = CheckpointedBlock(inner, checkpointing)
+    backend = aot_autograd(
+        fw_compiler=counter("forward"),
+        bw_compiler=counter("backward"),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+    (block if compiles_checkpoint else inner).compile(backend=backend, fullgraph=True, dynamic=False)
+    x = torch.randn(2, 32, 64, requires_grad=True)
+    block(x, rope_table(shape, 32, torch.device("cpu"))).sum().backward()
+    return counts["backward"] + (0 if compiles_checkpoint else counts["forward"])  # the compiled forward pass is whole
+
+
+@pytest.mark.parametrize(("checkpointing", "tp"), [("selective", 1), ("full", 1), ("full", 2)])
+def test_the_plan_repeats_the_products_that_a_compiled_block_repeats(
+    checkpointing: Checkpointing, tp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "product_s", lambda *_: 1.0)
+    placed = PlacedJob(training(checkpointing=checkpointing, tp=tp, compile=True).job, H200.cluster)
+    once = operations.Seconds(products=operations.products_of_s(placed, 0))
+    planned = 2 * once.products + operations.recomputed(placed, 0, once).products
+    # With tensor parallelism, the trainer compiles the block without its full recomputation (`apply._apply_layout`).
+    assert planned == count_backward_products(checkpointing, compiles_checkpoint=tp == 1)
