@@ -12,7 +12,7 @@ import json
 import logging
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -83,15 +83,16 @@ def estimate_all(folder: Path, runs: list[PublishedRun]) -> Iterator[float | str
             yield str(error)
 
 
-def main() -> None:
-    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "systems/a100_80e.json").is_file():
-        raise SystemExit("Usage: python benchmarks/planner_calculon.py FOLDER, a clone of calculon-ai/calculon")
+def compare(planner: str, file: str, estimate: Callable[[Path, list[PublishedRun]], Iterator[float | str]]) -> None:
+    """Print the errors of both planners; the command's argument is the folder of the other, which contains `file`."""
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / file).is_file():
+        raise SystemExit(f"Usage: python {sys.argv[0]} FOLDER, a clone of {planner}'s repository")
     own_runs = read_runs(ROWS)[0]
     runs = [run for path in (ROWS, RECENT_ROWS) for run in read_runs(path)[0] if is_expressible(run)]
     scores = {id(each.run): each for each in score_left_out(runs, own_runs) if each.family == "dense"}
-    print("source, run: measured s, this planner, Calculon")
+    print(f"source, run: measured s, this planner, {planner}")
     errors: dict[str, list[tuple[float, float]]] = {}
-    for run, theirs in zip(runs, estimate_all(Path(sys.argv[1]), runs), strict=True):
+    for run, theirs in zip(runs, estimate(Path(sys.argv[1]), runs), strict=True):
         ours, measured = scores[id(run)].error_percent, run.step_s or 1.0
         name = f"{run.source}, {run.name} micro-batch {run.job.layout.micro_batch}: {measured:.2f}, {ours:+.1f}%"
         if isinstance(theirs, str):
@@ -106,4 +107,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compare("Calculon", "systems/a100_80e.json", estimate_all)
