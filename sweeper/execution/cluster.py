@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -286,14 +285,6 @@ def stop() -> None:
     head.watch(None)
     ray.shutdown()
     end_orphans()
-
-
-def end_within(limit_s: float | None, end: Callable[[], object]) -> bool:
-    """Call a function that Ray may block forever once its processes are gone. Return whether it ended in time."""
-    thread = threading.Thread(target=end, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return not thread.is_alive()
 
 
 def summarize_ray_error(error: BaseException) -> str:

@@ -22,9 +22,11 @@ import os
 import re
 import shlex
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -50,8 +52,8 @@ from sweeper.tracking.mlflow_store import ACCEPTANCE_KIND, KIND
 from workloads.api.errors import first_line
 from workloads.api.secrets import mask
 
-LONGEST_S = {"quick": 280.0, "standard": 1800.0, "burn_in": 7200.0}  # time limit for all experiments
-STOP_S = 8.0  # time limit after a signal: for the last reading of the nodes, and for ending Ray
+LONGEST_S = {"quick": 255.0, "standard": 1800.0, "burn_in": 7200.0}  # time limit for all experiments
+STOP_S = 8.0  # time limit of each step that follows a signal. Ray ends this process soon after the head is lost
 FOLDER = "acceptance"
 PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": build_junit}
 
@@ -100,6 +102,7 @@ class Run:
     baseline: Mapping[tuple[str, str], float]
     console: Console
     readings: list[Reading]
+    started_s: float
 
 
 def accept(request: AcceptRequest) -> int:
@@ -109,7 +112,7 @@ def accept(request: AcceptRequest) -> int:
     ray_environment.prepare(address, insecure)  # must run before Ray is imported
     from sweeper.commands.accept import measure
     from sweeper.commands.doctor.exercise import NodeWatches
-    from sweeper.execution import cluster, head
+    from sweeper.execution import cluster
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     request.open_uri()  # rejects a wrong store before anything runs
@@ -125,38 +128,62 @@ def accept(request: AcceptRequest) -> int:
     folder = Path(request.dir).expanduser() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     journal = records.Journal(folder / f"{target.hardware.name}-{request.profile}.unfinished", target.model, names)
-    run = Run(request, target, nodes, watches, journal, rates, baseline, console, journal.read())
+    run = Run(request, target, nodes, watches, journal, rates, baseline, console, journal.read(), started_s)
     if run.readings:
         console.print(f"resumed    {count(len(run.readings), 'result')} of {journal.path}")
         measure.skip_measured(phases, run.readings)
-    stop = StopRequests(shlex.join([interpreter(), "-m", "sweeper", *sys.argv[1:]]))
+    return run_to_end(run, phases, started_s + LONGEST_S[request.profile])
 
-    def leave(address: str) -> None:  # in another thread, because Ray blocks this one
-        console.print(f"stopped: the cluster's head {address} does not respond")
-        os._exit(conclude(run, interrupted=True))
 
-    try:
-        cluster.start(target, has_variables=False)
-        stop.install()  # replaces Ray's handlers
-        with head.on_head_lost(leave):
-            deadline_s = started_s + LONGEST_S[request.profile]
-            for job, experiment, result in measure.run_phases(phases, deadline_s, lambda: stop.requested):
-                new = list(measure.read_result(job, experiment, result))
-                run.readings += new
-                journal.add(new)
-                for line in measure.summarize(job.place, new):
-                    console.print(f"{time.monotonic() - started_s:5.0f} s    {line}")
-    except (KeyboardInterrupt, SystemExit):  # Ray raises the latter on SIGTERM while it starts
-        stop.add()
-    # `timeout` and batch systems also signal Ray's own processes. Without them, Ray's calls block.
-    limit_s = STOP_S if stop.requested else None
-    in_time = all(cluster.end_within(limit_s, step) for step in (watches.update, cluster.stop))
-    code = conclude(run, interrupted=stop.requested)
+def run_to_end(run: Run, phases: Sequence[Sequence[Any]], deadline_s: float) -> int:
+    """Run the tests, until a signal or until the head is lost, and conclude. Return the exit code."""
+    from sweeper.commands.accept import measure
+    from sweeper.execution import cluster, head
+
+    stop, lost_head = StopRequests(shlex.join([interpreter(), "-m", "sweeper", *sys.argv[1:]])), threading.Event()
+
+    def limit_s() -> float | None:
+        return 0.0 if lost_head.is_set() else STOP_S if stop.requested else None
+
+    def run_tests() -> None:
+        for job, experiment, result in measure.run_phases(phases, deadline_s, lambda: limit_s() is not None):
+            new = list(measure.read_result(job, experiment, result))
+            run.readings += new
+            run.journal.add(new)
+            for line in measure.summarize(job.place, new):
+                run.console.print(f"{time.monotonic() - run.started_s:5.0f} s    {line}")
+
+    with head.on_head_lost(lambda _: lost_head.set()):
+        try:
+            cluster.start(run.target, has_variables=False)
+            stop.install()  # replaces Ray's handlers
+        except (KeyboardInterrupt, SystemExit):  # Ray raises the latter on SIGTERM while it starts
+            stop.add()
+        in_time = all(end_in_time(step, limit_s) for step in (run_tests, run.watches.update, cluster.stop))
+    if lost_head.is_set() and not stop.requested:
+        run.console.print("the cluster's head does not respond")
+    code = conclude(run, interrupted=limit_s() is not None)
+    code = SOME_FAILED if code == INTERRUPTED and not stop.requested else code
     if not in_time:
         sys.stdout.flush()
         os._exit(code)
     stop.restore()
     return code
+
+
+def end_in_time(step: Callable[[], object], limit_s: Callable[[], float | None]) -> bool:
+    """Call a function. Return False if it has not ended within `limit_s()`, which is None until the run is stopped.
+
+    `timeout` and batch systems also signal Ray's own processes. Without them Ray's calls block, so the function runs in
+    another thread, and this thread handles signals. Raises the function's error, unless the run is stopped.
+    """
+    call = ThreadPoolExecutor(1).submit(step)
+    while not call.done() and limit_s() is None:
+        wait([call], 0.1)
+    wait([call], limit_s())
+    if limit_s() is None:
+        call.result()
+    return call.done()
 
 
 def conclude(run: Run, *, interrupted: bool) -> int:
@@ -179,9 +206,9 @@ def conclude(run: Run, *, interrupted: bool) -> int:
     records.write_record(folder / "accept.json", record)
     for name, build in PAGES.items():
         (folder / name).write_text(build(record))
-    written = f"written    {folder}: accept.json, {', '.join(PAGES)}"
-    for line in (*list_problems(judgements, findings), sentence, written):
+    for line in (*list_problems(judgements, findings), sentence):
         console.print(line)
+    console.print(f"written    {folder}: accept.json, {', '.join(PAGES)}")
     console.print(record_run(run.request.open_uri(), folder, record))
     if interrupted:
         return INTERRUPTED

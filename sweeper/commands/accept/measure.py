@@ -8,7 +8,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from statistics import mean
 from typing import Any
@@ -18,7 +17,7 @@ from sweeper.commands.accept.experiments import END_OVER_START, Experiment, Read
 from sweeper.common.format import format_number
 from sweeper.common.trials import LOST_NODE, Trial, TrialResult, TrialStatus
 from sweeper.config.hardware import Target
-from sweeper.execution.cluster import ClusterError, end_within
+from sweeper.execution.cluster import ClusterError
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.gang_pool import GangPool
 from sweeper.metrics.derivation import derive, step_times_s
@@ -31,7 +30,6 @@ START_TIMEOUT_S = 120.0  # extra time for the first trial, during which the work
 LAST_S = 45.0  # time limit of a trial, without its sustained run, once half of the jobs have finished that trial
 ENDS_JOB = (TrialStatus.LOST, TrialStatus.TIMED_OUT)
 POLL_S = 0.05
-CLOSE_S = 8.0  # time limit for ending workers after a signal
 UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "tokens/s"} | dict.fromkeys(
     ("gb_per_s", "bus_gb_s"), "GB/s"
 )
@@ -169,7 +167,7 @@ def run_phases(
         started = list(running)
         try:
             for job in running:
-                if time.monotonic() < deadline_s and not job.is_lost:
+                if not is_stopped() and time.monotonic() < deadline_s and not job.is_lost:
                     job.start()
             while running:
                 if is_stopped():
@@ -185,13 +183,8 @@ def run_phases(
                 if running and not ended:
                     time.sleep(POLL_S)
         finally:
-            end_within(CLOSE_S if is_stopped() else None, partial(_close_pools, started))
-
-
-def _close_pools(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        if job.pool:
-            job.pool.close()
+            for pool in (job.pool for job in started if job.pool):
+                pool.close()
 
 
 def _limit_last(running: Sequence[Job], most: int) -> None:
