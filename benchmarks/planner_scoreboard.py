@@ -61,7 +61,7 @@ The goal of 6% is missed for both families. For dense models, three rows are 18 
 of 0.48 and 0.72 s, and Qwen3 32B with tensor parallelism on torchtitan. Other rows of
 the same trainers and devices have small errors, so an efficiency does not explain the three. For mixtures of experts,
 the rows of Qwen3-235B have the largest errors, with opposite signs: pipelines are 19 to 24% too fast, and the layout
-without a pipeline is 15% too slow, with 5.2 s of its estimate in data-parallel communication. Two GPUs show
+without a pipeline is 15% too slow, with 5.1 s of its estimate in data-parallel communication. Two GPUs show
 neither a pipeline's imbalance nor communication between nodes. No source publishes the parts of a step, so
 the part at fault is not measured.
 """

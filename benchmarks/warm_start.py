@@ -25,7 +25,7 @@ from sweeper.config.space import Choice, Parameters, Space
 from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
 from sweeper.metrics.intervals import student_interval
-from sweeper.search.study import SearchSettings, Study
+from sweeper.search.study import Study
 
 ROOT = Path(__file__).parent.parent
 LAYOUTS = ROOT / "tests/samples/h200_layouts.csv"
@@ -92,9 +92,9 @@ def shuffle(sweep: RecordedSweep, seed: int) -> RecordedSweep:
 def count_trials(target: RecordedSweep, seed: int, source: RecordedSweep | None) -> int:
     """Return the number of trials until one is within 2% of the best, with a warm start from `source` if given."""
     initial_points = source.better_half().legal_points(target.space) if source else []
-    settings = SearchSettings(Search("tpe"), seed, Criteria.of({"rate": "maximize"}))
+    search = Search("tpe"), seed, Criteria.of({"rate": "maximize"})
     with tempfile.TemporaryDirectory() as folder:
-        study = Study(Path(folder) / "study.journal", {"seed": seed}, target.space, settings, initial_points)
+        study = Study(Path(folder) / "study.journal", {"seed": seed}, target.space, *search, initial_points)
         for count in range(1, len(target.points) + 1):
             trial = study.ask()
             assert trial is not None

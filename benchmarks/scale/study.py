@@ -19,11 +19,11 @@ def measure_asks_and_tells(folder: Path, sampler: str, running: int) -> dict[str
     from sweeper.config.schema import Search
     from sweeper.config.space import Range, Space
     from sweeper.metrics.criteria import Criteria
-    from sweeper.search.study import SearchSettings, Study
+    from sweeper.search.study import Study
 
     space = Space({name: Range(64, 65472, 64) for name in "mnk"})
-    settings = SearchSettings(Search(sampler), 0, Criteria.of({"score": "maximize"}))
-    study = Study(folder / f"{sampler}-{running}.journal", {}, space, settings)
+    criteria = Criteria.of({"score": "maximize"})
+    study = Study(folder / f"{sampler}-{running}.journal", {}, space, Search(sampler), 0, criteria)
     rng, trials = random.Random(0), []
 
     def ask() -> None:

@@ -133,8 +133,6 @@ class GangPool:
         self.gangs: list[Gang] = []
         self._fill()
 
-    # ── state ──
-
     def capacity(self) -> int:
         """Return how many more trials can be submitted now. Gangs that are still starting accept no trials."""
         free = sum(TRIALS_PER_GANG - len(gang.trials) for gang in self.gangs if gang.accepts_trials)
@@ -188,8 +186,6 @@ class GangPool:
             step = f"\n  {steps[trial.trial.number]}" if trial and trial.trial.number in steps else ""
             lines.append(f"{gang.name} on {node}{f' GPU {gpus}' if gpus else ''}: {activity}{step}")
         return lines
-
-    # ── trials ──
 
     def use_workload(self, name: str, *, waits_for_all: bool) -> None:
         """Switch the workers to another workload. No trial may be in flight."""
@@ -302,8 +298,6 @@ class GangPool:
             running.kill_after_s = running.timeout_s = time.monotonic() - running.started_s
         return self.wait(0.0)
 
-    # ── steps of running trials ──
-
     def collect_reports(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
         """Return the steps that running trials reported since the last call (see `StepReports.take`)."""
         return self._reports.take(wait=wait) if self._reports else []
@@ -313,8 +307,6 @@ class GangPool:
         for gang in self.gangs:
             if self._reports and gang.trials and gang.trials[0].trial == trial:
                 self._reports.collector.prune.remote(gang.trials[0].sequence_number)
-
-    # ── gangs ──
 
     def set_target(self, target: Target, count: int) -> None:
         """Use only these nodes from now on, with `count` gangs.

@@ -38,10 +38,8 @@ def describe_local_node(variables: Collection[str] = ()) -> Node:
 
 
 def describe_hardware(gpus: int, variables: Collection[str]) -> dict[str, Any]:
-    """Return the fields of `Node` that a node reports about itself. `gpus` is Ray's GPU count for the node.
-
-    GPU visibility variables are not checked, because Ray sets them to hide all GPUs from this task.
-    """
+    """Return the fields of `Node` that a node reports about itself. `gpus` is Ray's GPU count for the node. GPU
+    visibility variables are not checked, because Ray sets them to hide all GPUs from this task."""
     return {
         "cpu_name": host.cpu_name(),
         "cpu_architecture": host.cpu_architecture(),

@@ -61,10 +61,8 @@ class NodeMonitor:
             self.add_record(record)
 
     def count_gangs(self, target: Target | None = None) -> int:
-        """Return how many trials run at once on `target` (default: the nodes in use).
-
-        Trials planned for a single NVLink domain never run on a target that would spread them over several domains.
-        """
+        """Return how many trials run at once on `target` (default: the nodes in use). It is 0 if `target` would spread
+        trials planned for a single NVLink domain over several domains."""
         target, limit = target or self.target, self._config.cluster.max_concurrent_trials
         ranks, host_gib, whole_nodes = self._resources.ranks, self._resources.host_gib, self._resources.whole_nodes
         if self._stays_in_domain and not target.fits_gpu_domain(ranks, host_gib):

@@ -88,8 +88,6 @@ class SamplingStudy:
                 trial, ending = kept[number]
                 self._learn(dict(trial.params), ending, _steps_of(trial), trial.user_attrs.get(SAMPLER_STATE))
 
-    # ── proposals ──
-
     def make_sampler(self, seed: int, number: int) -> BaseSampler:
         """Return the sampler for trial `number`. Proposals depend only on the running and finished trials."""
         are_many = len(self._running) + len(self._unseen) > MANY_RUNNING
@@ -115,8 +113,6 @@ class SamplingStudy:
         self._running[number] = proposal
         self._limit()
         return {name: value for name, value in attrs.items() if name.endswith(GENERATION)}
-
-    # ── running trials ──
 
     def should_prune(self, number: int, step: int, value: float) -> bool:
         """Report a trial's step, and return whether the pruner ends the trial. Trials that have ended are ignored."""
@@ -146,8 +142,6 @@ class SamplingStudy:
         for name, value in self._constraints(ending).items():
             trial.set_constraint(name, value)
         self._study.tell(trial, ending.values, state=ending.state)
-
-    # ── sampler input ──
 
     def _for_sampler(self, ending: Ending) -> Ending:
         """Convert the ending to the form that the sampler needs. The Gaussian process reads only complete trials, so an

@@ -6,7 +6,7 @@ the sampling study in memory, so a new trial costs one line on disk instead of o
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +32,6 @@ MAX_RANDOM_PROPOSALS = 100  # from the random sampler, before the space is enume
 MAX_PROPOSALS_AMONG_FEW = 30  # from any sampler, if only some points are allowed
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """The settings of the search."""
-
-    search: Search
-    seed: int
-    criteria: Criteria  # objectives and limits
-
-
 class Study:
     """The search of a sweep: `ask` returns trials, and `tell` stores their records in any order.
 
@@ -56,7 +47,9 @@ class Study:
         path: Path,
         identity: dict[str, Any],
         space: Space,
-        settings: SearchSettings,
+        search: Search,
+        seed: int,
+        criteria: Criteria,  # objectives and limits
         initial_points: Sequence[Parameters] = (),
         retry: Collection[TrialStatus] = (),
         run_state: Mapping[str, Any] | None = None,
@@ -73,11 +66,11 @@ class Study:
             UserInputError: the journal belongs to a sweep with another identity.
         """
         self._space = space
-        self._settings = settings
+        self._sampler, self._seed, self._criteria = search.sampler, seed, criteria
         self.distributions = {name: sampling.to_distribution(dimension) for name, dimension in space.dimensions.items()}
-        self._journal = Journal(path, *settings.criteria.directions, metrics=settings.criteria.metrics)
+        self._journal = Journal(path, *criteria.directions, metrics=criteria.metrics)
         self.id = check_identity(self._journal.study, identity)  # because sweep names are not unique
-        self._sampling = sampling.SamplingStudy(settings.search, settings.criteria, self.distributions)
+        self._sampling = sampling.SamplingStudy(search, criteria, self.distributions)
         self.trial_count = 0  # trials in the journal, including remeasurements
         self._search_trial_count = 0  # trials in the journal that are not remeasurements
         self._known_keys: set[str] = set()  # keys of points that must not be proposed again
@@ -94,8 +87,6 @@ class Study:
         self._remaining_points: Iterator[Parameters] | None = None
         self._load(run_state or {})
         self._queue_initial_points(initial_points)
-
-    # ── asking ──
 
     @property
     def exhausted(self) -> bool:
@@ -152,7 +143,7 @@ class Study:
     def _propose(self, number: int) -> optuna.trial.Trial | None:
         if self.exhausted:
             return None
-        name, seed = self._settings.search.sampler, self._settings.seed
+        name, seed = self._sampler, self._seed
         sampler = self._sampling.make_sampler(seed, number)
         while queue := self.retry_points or self._queued_points:
             if proposal := self._ask_sampler(sampler, queue.pop(0)):
@@ -180,8 +171,6 @@ class Study:
             return proposal
         self._sampling.drop(proposal)
         return None
-
-    # ── telling ──
 
     def should_prune(self, number: int, step: int, value: float) -> bool:
         """Report a running trial's step, and return whether the pruner ends the trial."""
@@ -212,11 +201,9 @@ class Study:
         if record.status is not TrialStatus.COMPLETE:
             is_infeasible = record.status is TrialStatus.INFEASIBLE
             return sampling.Ending(STATES.get(record.status, TrialState.FAIL), infeasible=is_infeasible)
-        if values := self._settings.criteria.values(record):
-            return sampling.Ending(TrialState.COMPLETE, values, excess=self._settings.criteria.excess(record))
+        if values := self._criteria.values(record):
+            return sampling.Ending(TrialState.COMPLETE, values, excess=self._criteria.excess(record))
         return sampling.Ending(TrialState.FAIL)  # a trial without an objective cannot be ranked or learned from
-
-    # ── resuming ──
 
     def _load(self, run_state: Mapping[str, Any]) -> None:
         trials = self._journal.trials

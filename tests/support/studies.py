@@ -7,7 +7,7 @@ from sweeper.common.trials import Trial, TrialRecord, TrialStatus
 from sweeper.config.schema import Search
 from sweeper.config.space import Choice, Range, Space
 from sweeper.metrics.criteria import Criteria
-from sweeper.search.study import SearchSettings, Study
+from sweeper.search.study import Study
 from tests.support.factories import trial_record
 
 SCORE = Criteria.of({"score": "maximize"})
@@ -27,8 +27,7 @@ def open_study(
 ) -> Study:
     """Open or create the study in `folder`, which by default maximizes the metric `score`."""
     identity = {"space": space.described(), "sampler": sampler}
-    settings = SearchSettings(search or Search(sampler), seed=1, criteria=criteria)
-    return Study(folder / "study.journal", identity, space, settings, **arguments)
+    return Study(folder / "study.journal", identity, space, search or Search(sampler), 1, criteria, **arguments)
 
 
 def ask_trial(study: Study) -> Trial:

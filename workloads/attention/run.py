@@ -1,5 +1,6 @@
 """Time one attention pass with one kernel, check its result, and read back which kernel ran."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,12 +20,7 @@ from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Autograd's functions for the fused kernels (tools/autograd/derivatives.yaml). The unfused kernel has none.
-FUNCTIONS = {
-    "ScaledDotProductFlashAttentionForCpuBackward0": "flash",
-    "ScaledDotProductFlashAttentionBackward0": "flash",
-    "ScaledDotProductCudnnAttentionBackward0": "cudnn",
-    "ScaledDotProductEfficientAttentionBackward0": "efficient",
-}
+FUNCTION = re.compile("ScaledDotProduct(Flash|Cudnn|Efficient)Attention(ForCpu)?Backward0")
 # Largest relative error ‖X - ref‖ / ‖ref‖ of a correct result. Kernels in bf16 differ by 0.002 to 0.01 from fp64
 # (workloads/llama/attention.py), and unfused attention rounds scores and weights too.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 3e-2}
@@ -215,7 +211,7 @@ def executed_kernel(out: Tensor, requested: str) -> str:
     name, pending = "math", [out.grad_fn]  # `math` if there is no fused function
     while name == "math" and pending:  # PyTorch may have padded and sliced the kernel's result
         if (node := pending.pop()) is not None:
-            name = FUNCTIONS.get(node.name(), "math")
+            name = match[1].lower() if (match := FUNCTION.fullmatch(node.name())) else "math"
             pending += [source for source, _ in node.next_functions]
     if torch.version.hip and (name == "efficient" or (name == "flash" and requested != "flash")):
         library = str(torch.backends.cuda.preferred_rocm_fa_library()).rpartition(".")[2].lower()

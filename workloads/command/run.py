@@ -32,7 +32,7 @@ from workloads.command.invocation import Invocation, build_invocation, placehold
 from workloads.command.process import Program
 from workloads.command.work import SIZES, DeclaredWork, find_contradictions, mark_claims, read_declared_work
 from workloads.formats.logs import STEP_SIZES, LogReader, Step, parse_number
-from workloads.formats.printed import NUMBERS, PrintedConfig
+from workloads.formats.printed import NUMBERS, Printed, add_printed, read_printed
 from workloads.formats.rate_lines import CommonLogReader
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
@@ -171,9 +171,9 @@ def _read_output(invocation: Invocation, program: Program) -> ProgramOutput:
 
 
 def _check_work(work: DeclaredWork, log: ProgramLog, rank: Rank) -> None:
-    if differences := work.find_differences(log.config.values, log.config_of_steps.values):
+    if differences := work.find_differences(log.config, log.config_of_steps):
         raise ParameterMismatch(f"rank {rank.rank} executed {'; '.join(differences)}, as its program prints")
-    if len(batches := log.config_of_steps.values.get("global_batch", ())) > 1:
+    if len(batches := log.config_of_steps.get("global_batch", ())) > 1:
         raise ParameterMismatch(
             f"rank {rank.rank} executed measured steps with batches of {' and '.join(map(str, batches))}: raise "
             "command.warmup above the ramp of the batch"
@@ -290,31 +290,33 @@ class ProgramLog:
     reader: LogReader | RegexLogReader
     warmup: int  # number of unmeasured steps at the start
     steps: list[Step] = field(default_factory=list)
-    config: PrintedConfig = field(default_factory=PrintedConfig)  # as printed, except on warm-up step lines
-    config_of_steps: PrintedConfig = field(default_factory=PrintedConfig)  # on measured step lines
+    # All printed values by name: those of any line except warm-up steps', and those of measured step lines.
+    config: dict[str, list[Printed]] = field(default_factory=dict)
+    config_of_steps: dict[str, list[Printed]] = field(default_factory=dict)
 
     @property
     def reported_config(self) -> dict[str, Scalar]:
         """The printed configuration. If a name has several values, the last value is used."""
-        return {name: values[-1] for name, values in self.config.values.items()} | self.reader.reported_config
+        return {name: values[-1] for name, values in self.config.items()} | self.reader.reported_config
 
     def feed(self, line: str) -> Step | None:
         """Return the step that the line completes. Raises ProgramFailed if the training loss is not a number."""
         step = self.reader.feed(line)
         if step is None:
-            self.config.feed(line)
+            add_printed(self.config, read_printed(line))
         else:
             self.steps.append(step)
             if len(self.steps) > self.warmup:  # batches may ramp up during warm-up
                 sizes = {name: int(step.metrics[name]) for name in NUMBERS if name in step.metrics}
-                self.config_of_steps.add({**self.config.feed(line), **sizes})
+                add_printed(self.config, printed := read_printed(line))
+                add_printed(self.config_of_steps, {**printed, **sizes})
         match = _BAD_LOSS.search(line)
         loss = float(match[1]) if match else step.metrics.get("loss", 0.0) if step else 0.0
         if not math.isfinite(loss):
             # The step number of a known format, else a printed number, else the number of steps so far.
             number = step.number if step else len(self.steps) + 1
-            printed = _STEP_NUMBER.search(line)
-            if printed and not (step and isinstance(self.reader, LogReader)):
-                number = int(printed[1])
+            counted = _STEP_NUMBER.search(line)
+            if counted and not (step and isinstance(self.reader, LogReader)):
+                number = int(counted[1])
             raise ProgramFailed(f"loss is {'nan' if math.isnan(loss) else 'infinite'} at step {number}")
         return step

@@ -308,11 +308,8 @@ def _seconds(placed: PlacedJob, layer: int, products_s: float, *, backward: bool
 
 
 def _omits_last_product(placed: PlacedJob) -> bool:
-    """Return whether full recomputation leaves out a block's last GEMM: by hand, or compiled with the block.
-
-    This project's trainer does not compile it with tensor parallelism (`workloads.parallel.apply`). Other trainers'
-    compiled blocks were not counted.
-    """
+    """Return whether full recomputation leaves out a block's last GEMM: by hand, or compiled with the block, which this
+    project's trainer does not do with tensor parallelism. Other trainers' blocks were not counted."""
     job = placed.job
     if is_own(job):
         return job.manual_backward or (job.compiled and placed.layout.tp == 1)

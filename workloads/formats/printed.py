@@ -11,7 +11,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,23 +93,11 @@ def read_printed(line: str) -> dict[str, Printed]:
     return printed
 
 
-@dataclass
-class PrintedConfig:
-    """The configuration that a program prints."""
-
-    # All printed values, keyed by this project's names.
-    values: dict[str, list[Printed]] = field(default_factory=dict)
-
-    def feed(self, line: str) -> dict[str, Printed]:
-        printed = read_printed(line)
-        self.add(printed)
-        return printed
-
-    def add(self, printed: Mapping[str, Printed]) -> None:
-        for name, value in printed.items():
-            known = self.values.setdefault(name, [])
-            if value not in known:
-                known.append(value)
+def add_printed(known: dict[str, list[Printed]], printed: Mapping[str, Printed]) -> None:
+    """Add the printed values, keyed by this project's names, that are not known yet."""
+    for name, value in printed.items():
+        if value not in known.setdefault(name, []):
+            known[name].append(value)
 
 
 def has_configuration(text: str) -> bool:

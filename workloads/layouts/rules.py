@@ -212,9 +212,6 @@ def _check_replicas(job: Job, site: Site) -> Iterator[str]:
 def _check_sharding(job: Job, site: Site) -> Iterator[str]:
     if job.layout.sharding == "none" and job.layout.dp_shard > 1:
         yield f"dp_shard {job.layout.dp_shard} shards states, but sharding is none"
-
-
-def _check_resharding(job: Job, site: Site) -> Iterator[str]:
     is_wrapped = is_own(job) and job.state == "fp32"  # by FSDP, also on a single rank (`Layout.uses_fsdp`)
     if not (job.layout.reshard_after_forward or job.layout.is_sharded or is_wrapped):
         state = " in state bf16" if is_own(job) else ""
@@ -386,8 +383,7 @@ RULES = (
     Rule("ep divides the experts", _check_borrowed_experts, frozenset({"prime-rl"})),
     Rule("tp and cp divide the sequence", _check_titan_sequence, TITAN),  # `seq_len_divisor` of parallel_dims.py
     Rule("replicas are alone", _check_replicas, TITAN),
-    Rule("only sharded states are sharded", _check_sharding),
-    Rule("only sharded weights stay gathered", _check_resharding),
+    Rule("what is sharded agrees", _check_sharding),
     Rule("the device has the data type", _check_dtype),
     Rule("the trainer has the precision", _check_own_precision, ONLY_OWN),
     Rule("checkpointing_freq selects blocks", _check_checkpointing, ONLY_OWN, is_tradable=True),

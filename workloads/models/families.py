@@ -110,10 +110,8 @@ def _mpt(config: Config) -> dict[str, Any]:
 
 
 def _latent(config: Config) -> dict[str, Any]:
-    return {
-        "head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
-        "num_key_value_heads": config.get("num_attention_heads"),
-    }
+    head_dim = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    return {"head_dim": head_dim, "num_key_value_heads": config.get("num_attention_heads")}
 
 
 def _delta_rule(config: Config) -> dict[str, Any]:

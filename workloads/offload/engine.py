@@ -59,12 +59,10 @@ class EmbeddingAndHead:
     ) -> None:
         self._math, self._copy_streams, self._states_on = block_math, copy_streams, states_on
         self._has_master_weights, dtype, shape = precision.master_weights, precision.dtype, block_math.shape
-        self.sizes: dict[str, tuple[int, ...]] = {
-            "embedding.weight": (shape.vocabulary, shape.hidden_size),
-            "norm.weight": (shape.hidden_size,),
-        }
+        size = (shape.vocabulary, shape.hidden_size)
+        self.sizes: dict[str, tuple[int, ...]] = {"embedding.weight": size, "norm.weight": (shape.hidden_size,)}
         if not shape.tied:
-            self.sizes["lm_head.weight"] = (shape.vocabulary, shape.hidden_size)
+            self.sizes["lm_head.weight"] = size
         self._weights = {name: torch.zeros(size, device=device, dtype=dtype) for name, size in self.sizes.items()}
         self._gradients = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
         self._states = {name: allocate_states(math.prod(size), states_on) for name, size in self.sizes.items()}
@@ -215,8 +213,6 @@ class Engine:
     def _split(self, flat: Tensor) -> NamedTensors:
         parts = flat[: self._layer_numel].split([size.numel() for size in self._shapes.values()])
         return {name: part.view(size) for (name, size), part in zip(self._shapes.items(), parts, strict=True)}
-
-    # ── a step ──
 
     @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
@@ -402,8 +398,6 @@ class Engine:
         d_keys_values = self._d_keys_values[:, start:end], self._d_keys_values[:, :start]
         return self._math.backward(weights, gradients, activations, self._ropes[segment], d_out, earlier, d_keys_values)
 
-    # ── weights in and out ──
-
     def load(self, get_weight: Callable[[str], Tensor]) -> None:
         """Copy all weights from `get_weight(name)`, by their names in `workloads.llama.model.Llama`."""
         for n in range(self.shape.layers):
@@ -445,8 +439,6 @@ class Engine:
                 kept = torch.empty(self._kept_numel, dtype=self.precision.dtype, device=self.device)
             parts = self._split(self.gang.gather(n, kept).cpu())
             yield from ((f"blocks.{n}.{name}", part.clone()) for name, part in parts.items())
-
-    # ── executed settings ──
 
     @property
     def peer_bytes(self) -> int:

@@ -12,7 +12,6 @@
 7. Allocate each rank's memory and fill it with weights that do not depend on the layout.
 """
 
-import math
 import os
 import warnings
 from dataclasses import dataclass, replace
@@ -298,8 +297,3 @@ def _initialize_parameters(stage: Stage, shape: Model, tp: int, initialize: Init
                 parameter.copy_(whole.chunk(experts.ranks)[experts.rank])
             else:
                 parameter.copy_(initialize(name, tuple(parameter.shape)))
-
-
-def count_local_parameters(stage: nn.Module) -> int:
-    """Return the number of the stage's parameters that this rank stores."""
-    return sum(math.prod(p.to_local().shape if isinstance(p, DTensor) else p.shape) for p in stage.parameters())

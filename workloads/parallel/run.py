@@ -22,6 +22,7 @@ from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, count_allocator_retries, monitor_gpu
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
+from workloads.llama.experts import local_part
 from workloads.llama.pytorch_attention import DocumentAttention, fastest_attention
 from workloads.llama.sink_attention import find_sink_kernel
 from workloads.models.flops import RecomputedLayer, hardware_flops_per_token, model_flops_per_token
@@ -177,7 +178,7 @@ def _train(
         | {
             "layout": str(layout),
             "attention": _attention_kernel(trainer.stages[0], sdpa_kernel),
-            "parameters_kept": sum(map(apply.count_local_parameters, trainer.stages)),
+            "parameters_kept": sum(local_part(p).numel() for stage in trainer.stages for p in stage.parameters()),
         }
         | apply.fp8_gathers(trainer.stages[0]),
     )

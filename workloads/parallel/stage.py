@@ -97,10 +97,7 @@ class ManualBackwardBlock(Block):
         return out
 
     def cast(self, weights: NamedTensors, *, forward: bool, backward: bool) -> NamedTensors:
-        """Return the weights plus the operands of the given passes.
-
-        Until `Stage.forget_casts`, the block keeps the scales, or all operands if it can free the gathered matrices.
-        """
+        """Return the weights plus the passes' operands. A step keeps their scales, or all if it frees the matrices."""
         if any(name.endswith((ROWS, COLUMNS)) for name in self.kept):
             return weights | self.kept
         keeps = self.free_matrices is not None

@@ -68,8 +68,6 @@ class Sweep:
         self._finals: deque[tuple[TrialRecord, Remeasurement]] = deque()
         self._steps: dict[int, str] = {}  # the last step of each running trial
 
-    # ── the run ──
-
     def run(self) -> int:
         """Run the sweep, or the remaining part of a resumed sweep, and return the exit code."""
         self._stop.install()
@@ -226,8 +224,6 @@ class Sweep:
         in_flight, running_s = (pool.count_in_flight(), pool.running_s()) if pool else (0, 0.0)
         return not is_over and self._progress.has_budget_for_more(in_flight, running_s)
 
-    # ── finals ──
-
     def _run_finals(self) -> None:
         self._finals = pending = deque(self._pending_finals())
         if not pending:
@@ -256,8 +252,6 @@ class Sweep:
         measured = [record for record in self._study.current_records if record.number not in self._study.retried]
         return pending_remeasurements(finalists, finals.rounds, measured)
 
-    # ── nodes ──
-
     def _update_nodes(self) -> None:
         assert self._pool is not None
         if self._stop.requested:
@@ -280,8 +274,6 @@ class Sweep:
             trial = self._study.ask_remeasurement(dict(record.params), remeasurement)
             self._nodes.add_comparison(trial, node)
             self._pool.submit(trial, node)
-
-    # ── trials ──
 
     def _collect_steps(self, *, wait: bool = False) -> None:
         assert self._pool is not None
@@ -348,8 +340,6 @@ class Sweep:
             os._exit(code)
         reason = f"the cluster's head {address} does not respond; finished trials are kept. Start it again"
         self._stop.leave(f"stopped  {reason}", SOME_FAILED)
-
-    # ── display and results ──
 
     def _state(self) -> ProgressState:
         pool, trials = self._pool, self._plan.budget_trials

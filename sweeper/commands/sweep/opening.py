@@ -13,7 +13,7 @@ from sweeper.pages import plan_view
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepDescription, describe_sweep
 from sweeper.search.progress import SweepProgress
-from sweeper.search.study import SearchSettings, Study
+from sweeper.search.study import Study
 from sweeper.tracking import client, provenance
 from sweeper.tracking.client import TrackingClient
 from workloads.api import secrets
@@ -80,14 +80,15 @@ def open_sweep(plan: SweepPlan, arguments: Sequence[str]) -> OpenedSweep:
 
 
 def _open_study(plan: SweepPlan, run_state: dict[str, str]) -> Study:
-    settings = SearchSettings(plan.config.search, plan.config.seed, plan.criteria)
     gc.disable()  # reading a study frees nothing, and a full collection takes 0.4 s with 20,000 trials
     try:
         return Study(
             plan.folder / "study.journal",
             plan.identity,
             plan.space,
-            settings,
+            plan.config.search,
+            plan.config.seed,
+            plan.criteria,
             initial_points=plan.initial_points,
             retry=RETRIED[plan.config.retry] if plan.config.retry else (),
             run_state=run_state,

@@ -16,7 +16,7 @@ import pytest
 
 from sweeper.config.schema import Search
 from sweeper.config.space import Interval, Space
-from sweeper.search.study import SearchSettings, Study
+from sweeper.search.study import Study
 from tests.conftest import STORAGE_VARIABLE, Server, Workspace, find_processes, wait_for
 from tests.support.ray_cluster import Cluster, RemoteNode, count_completions, sweep_arguments
 from tests.support.studies import SCORE, ask_trial, finished
@@ -321,8 +321,7 @@ def test_a_sweep_with_faults_has_the_results_of_one_without(
 def compute_expected_values(folder: Path, trials: int) -> dict[Any, float | None]:
     """Return the objective of each point of the same search when one process runs its trials."""
     space = Space({"x": Interval(-10.0, 10.0), "y": Interval(-10.0, 10.0)})
-    settings = SearchSettings(Search("random"), seed=3, criteria=SCORE)
-    study = Study(folder / "expected.journal", {}, space, settings)
+    study = Study(folder / "expected.journal", {}, space, Search("random"), 3, SCORE)
     values: dict[Any, float | None] = {}
     for _ in range(trials):
         trial = ask_trial(study)

@@ -9,7 +9,7 @@ from workloads.api.contract import ParameterMismatch, Rank
 from workloads.command import CommandSettings
 from workloads.command.run import RegexLogReader
 from workloads.command.work import read_declared_work
-from workloads.formats.printed import PrintedConfig
+from workloads.formats.printed import Printed, add_printed, read_printed
 
 # What torchtitan 0.2.2 prints without FSDP.
 UNMIXED = '"dtype": "%s",\n"mixed_precision_param": "bfloat16",\nMixed precision training is disabled'
@@ -19,10 +19,10 @@ LAYOUT = {"global_batch": "256", "sequence_length": "128", "model": "llama_tiny"
 def find_differences(printed: str, parameters: dict[str, Any] | None = None, **settings: Any) -> str:
     """Return in what the lines differ from a command of one GPU with these settings."""
     work = read_declared_work(CommandSettings(run=["x"], **settings), parameters or {}, {"world_size": 1})
-    config = PrintedConfig()
+    config: dict[str, list[Printed]] = {}
     for line in printed.splitlines():
-        config.feed(line)
-    return "; ".join(work.find_differences(config.values, {}))
+        add_printed(config, read_printed(line))
+    return "; ".join(work.find_differences(config, {}))
 
 
 @pytest.mark.parametrize(
