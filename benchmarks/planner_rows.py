@@ -253,9 +253,9 @@ def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel |
 
 
 def _has_manual_backward(trainer: str, precision: str, row: Mapping[str, str]) -> bool:
-    """Return whether this project's trainer used its own backward pass: before `block` existed, always if possible."""
+    """Return whether this project's trainer used its own backward pass: before `block` existed, in bf16 if possible."""
     can_have = trainer == "own" and precision == "bf16" and _integer(row, "tp", 1) == _integer(row, "cp", 1) == 1
-    return can_have and "block=pytorch" not in row["note"]
+    return "block=manual" in row["note"] or (can_have and "block=pytorch" not in row["note"])
 
 
 def _is_compiled(note: str) -> bool:

@@ -192,8 +192,8 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
 def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     """Return a pipeline rank's peak memory in this project's trainer, counted tensor by tensor. With fp32 states, the
     sharded weight, gradient and two AdamW states take 16 bytes per parameter, and a gathered weight takes 2 more.
-    Memory peaks either at the start of the last backward pass, when all activations are saved, or at the end of that
-    pass. By then, all gradients exist, and FSDP has gathered the embedding again and is reducing its gradient."""
+    Memory peaks at the start of the last backward pass, when all activations are saved, in the first layer, when all
+    gradients exist, or at the end, when FSDP has gathered the embedding again and is reducing its gradient."""
     layout, element_bytes = placed.layout, placed.element_bytes
     state_bytes = 4 if placed.job.state == "fp32" else element_bytes  # per weight, gradient and moment
     uses_fsdp = layout.uses_fsdp(placed.job.state)
@@ -218,29 +218,29 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
     logits = min(LOSS_CHUNK_TOKENS, placed.tokens) * placed.model.vocabulary / layout.tp * logit_bytes
     loss_bytes = logits + head * element_bytes if head else 0.0
     held_layers = 3 if gathers_each_pass else 1  # two layers' weights and one layer's gradients
-    # FSDP's reduction buffer, which holds the head's gradients while the last layer's gradients are computed.
-    reduced = max(head, layer if state_bytes > element_bytes else 0.0)
+    # FSDP's reduction buffer holds the gradients of what was differentiated before: the head at first, then a layer.
+    reduced = layer if state_bytes > element_bytes else 0.0
     model = placed.model
     backward = everything - saved + (3 * model.intermediate_size + 2 * model.hidden_size) / layout.tp
-    backward_bytes = placed.tokens * backward * element_bytes
-    backward_bytes += held_layers * layer * element_bytes + reduced * state_bytes
+    backward_bytes = placed.tokens * backward * element_bytes + held_layers * layer * element_bytes
 
-    states = {"parameters": sharded * state_bytes, "optimizer_states": OPTIMIZER_STATES * sharded * state_bytes}
-    at_start = _in_gib(
-        placed,
-        **states,
-        gradients=(gradients if layout.microbatches > 1 else 0.0) * state_bytes,
-        gathered=gathered * element_bytes,
-        activations=in_flight(rank, layout) * placed.tokens * saved_by_all * element_bytes,
-        working=max(loss_bytes, backward_bytes) + OWN_WORKSPACES_GIB * GIB,
-    )
+    def count(gradients: float, gathered: float, activations: float, working_bytes: float) -> StageMemory:
+        return _in_gib(
+            placed,
+            parameters=sharded * state_bytes,
+            optimizer_states=OPTIMIZER_STATES * sharded * state_bytes,
+            gradients=gradients * state_bytes,
+            gathered=gathered * element_bytes,
+            activations=placed.tokens * activations * element_bytes,
+            working=working_bytes + OWN_WORKSPACES_GIB * GIB,
+        )
+
+    first = gradients if layout.microbatches > 1 else head / placed.shard_group.ranks
+    working_bytes = max(loss_bytes, backward_bytes + max(head, reduced) * state_bytes)
     again = embedding if gathers_each_pass and not model.tied else 0.0
-    at_end = _in_gib(
-        placed,
-        **states,
-        gradients=gradients * state_bytes,
-        gathered=(gathered + again) * element_bytes,
-        activations=0.0,
-        working=embedding * (element_bytes + state_bytes * uses_fsdp) + OWN_WORKSPACES_GIB * GIB,
+    peaks = (
+        count(first, gathered, in_flight(rank, layout) * saved_by_all, working_bytes),
+        count(gradients, 0.0 if gathers_each_pass else gathered, saved, backward_bytes + reduced * state_bytes),
+        count(gradients, gathered + again, 0.0, embedding * (element_bytes + state_bytes * uses_fsdp)),
     )
-    return max(at_start, at_end, key=lambda memory: memory.total_gib)
+    return max(peaks, key=lambda memory: memory.total_gib)
