@@ -59,13 +59,15 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
         others = [one for one in beside[reading.test] if one is not reading.beside]
         evidence = Evidence(judgement, of_nodes, gpus, others, slow_links)
         unknown = UNKNOWN if judgement.verdict is Verdict.FAIL else ""
-        return "; ".join(dict.fromkeys(cause for rule in RULES for cause in rule(evidence))) or unknown
+        rules = RULES if is_explained(judgement) else (_host,)  # for a test that did not run, for lack of time
+        return "; ".join(dict.fromkeys(cause for rule in rules for cause in rule(evidence))) or unknown
 
-    return [replace(j, cause=explain(j)) if is_explained(j) else j for j in judgements]
+    is_open = {Verdict.FAIL, Verdict.INCONCLUSIVE}
+    return [replace(j, cause=explain(j)) if j.verdict in is_open else j for j in judgements]
 
 
 def is_explained(judgement: Judgement) -> bool:
-    """Return whether to look for a cause, because the test failed, or because it ran and was inconclusive."""
+    """Return whether the test failed, or ran and was inconclusive."""
     was_run = not judgement.reading.problem.startswith(TrialStatus.CANCELLED)
     return judgement.verdict is Verdict.FAIL or (judgement.verdict is Verdict.INCONCLUSIVE and was_run)
 

@@ -53,7 +53,7 @@ from workloads.api.errors import first_line
 from workloads.api.secrets import mask
 
 LONGEST_S = {"quick": 255.0, "standard": 1800.0, "burn_in": 7200.0}  # time limit for all experiments
-STOP_S = 8.0  # time limit of each step that follows a signal. Ray ends this process soon after the head is lost
+STOP_S = 20.0  # how long a run may go on after a signal; Slurm kills after 30 s
 FOLDER = "acceptance"
 PAGES = {"accept.html": build_html, "accept.md": build_markdown, "accept.xml": build_junit}
 
@@ -104,6 +104,12 @@ class Run:
     readings: list[Reading]
     started_s: float
 
+    def tell(self, line: str) -> None:
+        self.console.print(f"{time.monotonic() - self.started_s:5.0f} s    {line}")
+
+    def name_running(self, jobs: Sequence[Any]) -> None:
+        self.tell(f"running: {name_some([f'{job.place}: {next(iter(job.experiments[0].tests))}' for job in jobs])}")
+
 
 def accept(request: AcceptRequest) -> int:
     """Measure the cluster, judge and print the results, and write accept.json. Return the exit code."""
@@ -141,32 +147,42 @@ def run_to_end(run: Run, phases: Sequence[Sequence[Any]], deadline_s: float) -> 
     from sweeper.execution import cluster, head
 
     stop, lost_head = StopRequests(shlex.join([interpreter(), "-m", "sweeper", *sys.argv[1:]])), threading.Event()
+    ends_s = list[float]()  # on the monotonic clock
 
     def limit_s() -> float | None:
-        return 0.0 if lost_head.is_set() else STOP_S if stop.requested else None
+        if lost_head.is_set() or not stop.requested:
+            return 0.0 if lost_head.is_set() else None
+        ends_s.append(time.monotonic() + STOP_S)
+        return max(0.0, ends_s[0] - time.monotonic())
 
     def run_tests() -> None:
-        for job, experiment, result in measure.run_phases(phases, deadline_s, lambda: limit_s() is not None):
+        outcomes = measure.run_phases(phases, deadline_s, lambda: limit_s() is not None, run.name_running)
+        for job, experiment, result in outcomes:
             new = list(measure.read_result(job, experiment, result))
             run.readings += new
             run.journal.add(new)
             for line in measure.summarize(job.place, new):
-                run.console.print(f"{time.monotonic() - run.started_s:5.0f} s    {line}")
+                run.tell(line)
 
     with head.on_head_lost(lambda _: lost_head.set()):
         try:
             cluster.start(run.target, has_variables=False)
-            stop.install()  # replaces Ray's handlers
         except (KeyboardInterrupt, SystemExit):  # Ray raises the latter on SIGTERM while it starts
             stop.add()
-        in_time = all(end_in_time(step, limit_s) for step in (run_tests, run.watches.update, cluster.stop))
-    if lost_head.is_set() and not stop.requested:
-        run.console.print("the cluster's head does not respond")
-    code = conclude(run, interrupted=limit_s() is not None)
-    code = SOME_FAILED if code == INTERRUPTED and not stop.requested else code
-    if not in_time:
-        sys.stdout.flush()
-        os._exit(code)
+        stop.install()  # replaces Ray's handlers
+        try:
+            in_time = all(end_in_time(step, limit_s) for step in (run_tests, run.watches.update, cluster.stop))
+        except BaseException:
+            cluster.stop()
+            stop.restore()
+            raise
+        if lost_head.is_set() and not stop.requested:
+            run.console.print("the cluster's head does not respond")
+        code = conclude(run, interrupted=limit_s() is not None)
+        code = SOME_FAILED if code == INTERRUPTED and not stop.requested else code
+        if not in_time:
+            sys.stdout.flush()
+            os._exit(code)
     stop.restore()
     return code
 

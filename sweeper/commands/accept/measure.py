@@ -30,6 +30,7 @@ START_TIMEOUT_S = 120.0  # extra time for the first trial, during which the work
 LAST_S = 45.0  # time limit of a trial, without its sustained run, once half of the jobs have finished that trial
 ENDS_JOB = (TrialStatus.LOST, TrialStatus.TIMED_OUT)
 POLL_S = 0.05
+REPORT_S = 20.0
 UNITS = {"tflops": "TFLOP/s", "tflops_sustained": "TFLOP/s", "tokens_per_s": "tokens/s"} | dict.fromkeys(
     ("gb_per_s", "bus_gb_s"), "GB/s"
 )
@@ -153,10 +154,14 @@ def pair_rounds(count: int) -> list[list[list[int]]]:
 
 
 def run_phases(
-    phases: Sequence[Sequence[Job]], deadline_s: float, is_stopped: Callable[[], bool] = lambda: False
+    phases: Sequence[Sequence[Job]],
+    deadline_s: float,
+    is_stopped: Callable[[], bool] = lambda: False,
+    report: Callable[[Sequence[Job]], None] = lambda jobs: None,
 ) -> Iterator[tuple[Job, Experiment, TrialResult]]:
     """Run the phases and yield each result as it arrives. A test that is still running at the deadline has no result,
-    and neither has any test that has not ended once `is_stopped`.
+    and neither has any test that has not ended once `is_stopped`. If there is no result for REPORT_S, `report` gets the
+    running jobs.
 
     A node is excluded from later phases if it is lost, if a single-node test on it does not end, or if its tests with
     two different partners do not end. The deadline is in seconds on the monotonic clock.
@@ -164,7 +169,7 @@ def run_phases(
     lost, late = set[str](), Counter[str]()
     for phase in phases:
         running = [job.without(lost) for job in phase if job.experiments]
-        started = list(running)
+        started, reported_s = list(running), time.monotonic()
         try:
             for job in running:
                 if not is_stopped() and time.monotonic() < deadline_s and not job.is_lost:
@@ -180,8 +185,12 @@ def run_phases(
                 running = [job for job in running if job.experiments]
                 if ended and len(started) > 1:
                     _limit_last(running, len(started) // 2)
+                reported_s = time.monotonic() if ended else reported_s
                 if running and not ended:
                     time.sleep(POLL_S)
+                if time.monotonic() > reported_s + REPORT_S:
+                    reported_s = time.monotonic()
+                    report(running)
         finally:
             for pool in (job.pool for job in started if job.pool):
                 pool.close()
