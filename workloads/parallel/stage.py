@@ -98,7 +98,8 @@ class ManualBackwardBlock(Block):
 
     def cast(self, weights: NamedTensors, *, forward: bool, backward: bool) -> NamedTensors:
         """Return the weights plus the passes' operands. A step keeps their scales, or all if it frees the matrices."""
-        if any(name.endswith((ROWS, COLUMNS)) for name in self.kept):
+        if self.free_matrices is not None and any(name.endswith((ROWS, COLUMNS)) for name in self.kept):
+            self.free_matrices()  # a pipeline gathers them again after its first pass
             return weights | self.kept
         keeps = self.free_matrices is not None
         operands = self.block_math.cast_weights(

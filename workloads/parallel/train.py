@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -211,17 +212,20 @@ class GraphedPasses:
 
 
 def _forget_first_pass(stage: Stage) -> None:
-    """Make a pipeline's stage forget the loads of its first pass, in which PyTorch finds the sizes of its outputs.
+    """Make a pipeline's stage forget, before its second pass, the loads of its first pass, forward and backward.
 
-    The inputs of this pass are uninitialized memory, which would move the biases of experts.
+    PyTorch finds the sizes of the stage's outputs in that pass. Its inputs are uninitialized memory, which would move
+    the biases of experts.
     """
+    passes = count()
 
     def forget(*_: object) -> None:
-        for experts in stage.experts.values():
-            experts.load.zero_()
-        handle.remove()
+        if next(passes):
+            for experts in stage.experts.values():
+                experts.load.zero_()
+            handle.remove()
 
-    handle = stage.register_forward_hook(forget)
+    handle = stage.register_forward_pre_hook(forget)
 
 
 class Trainer:

@@ -95,7 +95,7 @@ def test_tensor_parallel_ranks_route_their_tokens_as_one_rank_does(pp: int, comp
     """The norms of queries and keys span the heads of both ranks. Biases of experts follow the loads of both."""
     shape, routing = replace(MODELS["qwen3_moe_tiny"], qk_norm="all"), Routing(z_loss=0.01, bias_rate=0.2)
     (one,) = ranks.train(Layout(micro_batch=4, global_batch=BATCH), shape=shape, routing=routing)
-    layout = Layout(tp=2, pp=pp, micro_batch=4, global_batch=BATCH)
+    layout = Layout(tp=2, pp=pp, micro_batch=4, global_batch=BATCH, checkpointing="none" if pp == 1 else "full")
     divided = ranks.train(layout, shape=shape, routing=routing, compiled=compiled, backend="aot_eager")
     assert_same_training(divided, one)
     assert divided[0].graphs == compiled
