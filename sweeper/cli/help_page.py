@@ -71,10 +71,8 @@ def sweep_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str,
 
 
 def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[str, str]]:
-    """Return the workload's keys and their meanings, from its dataclasses or from comments in its files.
-
-    The default meanings of a command's parameters come from the workload `parallel`, which uses the same layout names.
-    """
+    """Return the workload's keys and their meanings, from its dataclasses or from comments in its files. The default
+    meanings of a command's parameters come from the workload `parallel`, which uses the same layout names."""
     name = composed.workload.name
     if name not in registry.names():
         raise UserInputError(f"workload.name={name}: {registry.unknown_reason(str(name))}")

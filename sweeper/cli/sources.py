@@ -143,9 +143,7 @@ def _group_overrides(arguments: Arguments) -> list[str]:
 
 def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
     """If a message starts with a key that the user did not type, prefix the message with the key's file and line.
-
-    `shipped` also searches our own files, which are valid; set it only for errors that do not depend on the device.
-    """
+    `shipped` also searches our own files, which are valid; set it only for errors that do not depend on the device."""
     match = re.match(r"[A-Za-z_][\w-]*(?:\.[\w-]+)*(?=[=:])", message)
     if match is None or _is_typed(match[0], arguments):
         return message

@@ -28,10 +28,8 @@ def round_to_interval(value: float, half_width: float) -> float:
 
 
 def round_to_band(value: float, error_share: float, apart_from: float = math.nan) -> str:
-    """Round a value to the first digit of the error: within 8%, 1,152 becomes 1,150, and 57.5 becomes 58.
-
-    Keep at least two digits, and more if the result must differ from `apart_from`.
-    """
+    """Round a value to the first digit of the error: within 8%, 1,152 becomes 1,150, and 57.5 becomes 58. Keep at least
+    two digits, and more if the result must differ from `apart_from`."""
     if not value or not math.isfinite(value):
         return format_number(value)
     place = math.floor(math.log10(abs(value) * min(max(error_share, 1e-4), 0.1)) + 1e-9)

@@ -21,9 +21,7 @@ Code = dict[str, str]  # the result of read_code
 
 def probe(question: Question, expected: str | None, gpus: int, variables: Collection[str]) -> tuple[Code, Any]:
     """Return digests of this node's code, and a description of the hardware (None if our packages cannot be imported).
-
-    `expected` is the digest of the driver's packages, or None if Ray has sent them to this node.
-    """
+    `expected` is the digest of the driver's packages, or None if Ray has sent them to this node."""
     code = read_code(*question)
     if expected is not None and code["sweeper"] != expected:
         return code, None

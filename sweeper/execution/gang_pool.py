@@ -91,10 +91,8 @@ class StepReports:
         self.pending: Any = None  # a reference to the collector's next reports
 
     def take(self, *, wait: bool = False) -> list[tuple[Trial, int, float, dict[str, float]]]:
-        """Return the steps reported since the last call, as tuples of trial, step, time and metrics.
-
-        With `wait`, wait up to 10 s for all reports. Otherwise a later call returns reports that are still on the way.
-        """
+        """Return the steps reported since the last call, as tuples of trial, step, time and metrics. With `wait`, wait
+        up to 10 s for all reports. Otherwise a later call returns reports that are still on the way."""
         reports = []
         try:
             if self.pending and (wait or ray.wait([self.pending], timeout=0)[0]):

@@ -62,10 +62,8 @@ def _responding(identities: Iterable[GpuIdentity]) -> tuple[GpuIdentity, ...]:
 
 
 def build_node(entry: dict[str, Any], description: dict[str, Any] | None, code_problem: str = "") -> Node:
-    """Build a node from its entry in `ray.nodes()` and the result of `describe_hardware` on that node.
-
-    A node with a `code_problem` has no description and does not take part in the sweep.
-    """
+    """Build a node from its entry in `ray.nodes()` and the result of `describe_hardware` on that node. A node with a
+    `code_problem` has no description and does not take part in the sweep."""
     resources = entry["Resources"]
     if description is None:
         return Node(entry["NodeManagerAddress"], 0, "", id=entry["NodeID"], code_problem=code_problem)

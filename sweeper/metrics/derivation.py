@@ -84,9 +84,7 @@ def derive(
 
 def describe_impossible(metrics: Mapping[str, float], clock_headroom: float = 1.0) -> str:
     """Return why no device can have reached the metrics from `derive`, or an empty string if they are possible.
-
-    `clock_headroom` is the factor by which the device's clock may exceed the clock of the vendor's peak.
-    """
+    `clock_headroom` is the factor by which the device's clock may exceed the clock of the vendor's peak."""
     for name in ("mfu", "mfu_sustained", "hfu"):
         if metrics.get(name, 0.0) > clock_headroom:
             reason = "The operations, the step times or hardware= are wrong"
@@ -165,9 +163,7 @@ class Prices:
 
 def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict[str, float]:
     """Return the gang's energy per step and derived metrics. The result is empty unless all ranks' energy is known.
-
-    `measurements` has one entry for each rank, or a single entry for the whole gang.
-    """
+    `measurements` has one entry for each rank, or a single entry for the whole gang."""
     if missing_energy(measurements):
         return {}
     energies = [m.energy for m in measurements if m.energy]

@@ -132,10 +132,8 @@ def _residual_error(residuals: np.ndarray) -> float:
 
 
 def find_slow_sources(series: Mapping[str, Mapping[int, float]]) -> dict[str, Finding]:
-    """Return the sources, such as ranks, that take longer per step than the median of the other sources.
-
-    `series` maps each source to its step times in seconds, by step number.
-    """
+    """Return the sources, such as ranks, that take longer per step than the median of the other sources. `series` maps
+    each source to its step times in seconds, by step number."""
     common = sorted(set.intersection(*(set(own) for own in series.values()))) if len(series) > 1 else []
     if len(common) < 2 * STEPS_OF_BLOCK:
         return {}

@@ -74,10 +74,8 @@ def draw(
     direction: str,
     front: FrontPlot | None = None,
 ) -> list[Path]:
-    """Write a PNG for each plot of the ranked trials, and a page with all plots. Return the paths.
-
-    `names` are the varying parameters. `front` is the front's plot if there are several objectives.
-    """
+    """Write a PNG for each plot of the ranked trials, and a page with all plots. Return the paths. `names` are the
+    varying parameters. `front` is the front's plot if there are several objectives."""
     charts = dict(_build_charts(build_search_result(records, names, objective, direction), front))
     folder.mkdir(exist_ok=True)
     page = folder / PAGE

@@ -80,9 +80,7 @@ class Summary:
 
     def verdict(self) -> str:
         """Describe the winner of the finals, the tied trials, or the trials on the front, or return "" without finals.
-
-        For a front, the description includes how certain the front is, or which setting would remeasure it.
-        """
+        For a front, the description includes how certain the front is, or which setting would remeasure it."""
         results = self.results
         if results.front:
             return self._describe_front(results.front)
@@ -128,10 +126,8 @@ class Summary:
         return self.results.best[: max(SHOWN_ROWS, min(len(self.results.front_numbers), SHOWN_OF_FRONT))]
 
     def print(self, recording: Recording, *, is_over: bool, is_exhausted: bool) -> None:
-        """Print the best trials (or all trials of a small exhausted space) and the notes to standard output.
-
-        `is_over` means that the budget is used up. `is_exhausted` means that every point of the space was tried.
-        """
+        """Print the best trials (or all trials of a small exhausted space) and the notes to standard output. `is_over`
+        means that the budget is used up. `is_exhausted` means that every point of the space was tried."""
         # Write the text in one piece at the end, because rich exits the process if a pipe is closed early.
         results, text = self.results, io.StringIO()
         out = open_console(text)

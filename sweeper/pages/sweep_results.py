@@ -211,10 +211,8 @@ class Results:
 
     @cached_property
     def correction(self) -> Correction | None:
-        """The ratio of measured to planned step times, or None if there are no estimates or too few trials.
-
-        There is no correction for a space with several routings either, because a single factor would mix them.
-        """
+        """The ratio of measured to planned step times, or None if there are no estimates or too few trials. There is no
+        correction for a space with several routings either, because a single factor would mix them."""
         plan = self.plan
         if plan.estimates is None or not self.records or corrections.ROUTING in plan.space.dimensions:
             return None

@@ -95,10 +95,8 @@ def missing_intervals(records: Sequence[TrialRecord], objective: str) -> str:
 
 
 def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
-    """Return rows for the remeasured points, then for the rest of the front.
-
-    The columns are the parameters, the objectives, each point's verdict, and the objectives' intervals.
-    """
+    """Return rows for the remeasured points, then for the rest of the front. The columns are the parameters, the
+    objectives, each point's verdict, and the objectives' intervals."""
     trials = [*(point.trial for point in front.certified), *front.measured_once]
     names = varying_parameters(trials)
     columns = [get_metric(metric) for metric in metrics]

@@ -190,7 +190,7 @@ def copies_sum_s(placed: PlacedJob, weights: Weights, *, per_step: bool) -> floa
     """
     layout = placed.layout
     is_repeated = layout.ep == layout.pp == 1 and layout.reshard_after_forward and placed.is_sharded
-    if is_repeated == per_step:
+    if is_repeated == per_step or not weights.experts:
         return 0.0
     element_bytes = placed.element_bytes if is_repeated else placed.gradient_bytes
     return all_reduce_s(placed.cluster, placed.expert_copies_group, weights.experts * element_bytes)

@@ -46,7 +46,7 @@ class PlacedJob:
         # Casts per weight and micro-batch. Transformer Engine keeps the step's first cast (`is_first_microbatch`), and
         # so does this project's block with a manual backward pass if FSDP does not gather its weights again.
         keeps_casts = self.trainer.core == "megatron" and not self.is_sharded and self.precision.weight_bytes > 0
-        keeps_casts |= job.manual_backward and self.is_sharded and not layout.reshard_after_forward
+        keeps_casts |= job.manual_backward and layout.is_sharded and not layout.reshard_after_forward
         self.weight_casts = 1 / layout.microbatches if keeps_casts else 1.0
         # Whether FSDP reduces gradients in each micro-batch (`workloads.parallel.apply.set_gradient_sync`).
         self.reduces_each = layout.reshard_after_forward or (job.manual_backward and layout.pp == 1)

@@ -234,6 +234,8 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
     first_s = communication.sharded_s(placed, embedding, ELEMENT + placed.gradient_bytes)
     if placed.is_sharded and placed.reduces_each:
         first_s *= layout.microbatches
+        if not layout.reshard_after_forward:  # gathered once per step
+            first_s -= (layout.microbatches - 1) * communication.sharded_s(placed, embedding, ELEMENT)
         if layout.sharding != "fsdp2":  # the first block's gather and reduction
             first_s = (reduce + gather) / max(1, placed.model.layers / layout.pp)
         if not placed.trainer.averages_copies_once:

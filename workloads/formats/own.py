@@ -110,8 +110,10 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
     workload = texts.get("workload")
     if workload not in ("parallel", "torchtitan"):
         raise UserInputError(f"workload={workload}: only parallel and torchtitan have a layout")
-    if open_key := next((name for name, value in texts.items() if "," in value), None):
-        raise UserInputError(f"space.{open_key}={texts[open_key]}: a layout needs one value")
+    needed = {name.key for name in (*own_names(), *TITAN_NAMES) if name.default is not None}
+    for name, value in texts.items():
+        if "," in value or (name in needed and (value in ("", "null", "None") or value.startswith("-"))):
+            raise UserInputError(f"space.{name}={value}: a layout needs one value")
     values = {name: names.parse_scalar(value) for name, value in texts.items()}
     if workload == "torchtitan":
         tp, cp, pp = (int(values.get(name, 1)) for name in ("tp", "cp", "pp"))

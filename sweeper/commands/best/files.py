@@ -184,9 +184,7 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
 
 def script_line(description: SweepDescription, record: TrialRecord) -> str:
     """Return the command that uses the sweep's interpreter, because the result depends on the packages installed there.
-
-    Each run gets a new name. With an existing name, the command would find the trial finished and measure nothing.
-    """
+    Each run gets a new name. With an existing name, the command would find the trial finished and measure nothing."""
     words = command_words(description, record)
     words = words[3:] if words[1:2] == ["-m"] else words[1:]
     command = shlex.join([description.python, "-m", "sweeper", *words])

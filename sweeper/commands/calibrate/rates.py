@@ -129,9 +129,7 @@ def bus_gb_s(rows: Iterable[Row], ranks: int) -> float:
 
 def measured_topology(rows: Sequence[Row], assumed: Topology, gpus: int, per_node: int) -> Topology:
     """Return the topology for which the planner predicts the measured all-gathers. Unmeasured values stay as assumed.
-
-    Measured bandwidths are divided by the fraction of link bandwidth that the planner expects collectives to reach.
-    """
+    Measured bandwidths are divided by the fraction of link bandwidth that the planner expects collectives to reach."""
     local = 0 if per_node == gpus else per_node
     bus, pair, whole = bus_gb_s(rows, local), bus_gb_s(rows, 2), bus_gb_s(rows, 0)
     topology = replace(assumed, name="measured", gpus_per_domain=per_node)

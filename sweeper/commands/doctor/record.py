@@ -71,10 +71,8 @@ def write_record(path: Path, nodes: Sequence[Node] | UserInputError) -> dict[str
 
 @contextlib.contextmanager
 def record_calls(module: ModuleType, prefix: str) -> Iterator[list[dict[str, Any]]]:
-    """Record arguments and results of calls to the module's `prefix…` functions until the block ends.
-
-    A handle is recorded as its GPU's index.
-    """
+    """Record arguments and results of calls to the module's `prefix…` functions until the block ends. A handle is
+    recorded as its GPU's index."""
     calls: list[dict[str, Any]] = []
     handles: list[Any] = []
 

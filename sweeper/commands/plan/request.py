@@ -238,6 +238,7 @@ def build_problem(request: PlanRequest) -> Problem:
 
 def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileReading | None) -> Job:
     of_file = reading or FileReading(trainer, Layout(), SEQUENCE_LENGTH, compiled=find_trainer(trainer).compiles)
+    others = {"dispatcher": "allgather"} if trainer == OWN else {}  # as in `workloads.parallel`
     return Job(
         model=model,
         layout=Layout(),
@@ -247,7 +248,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
         state=request.state or of_file.state,  # type: ignore[arg-type]
         compiled=of_file.compiled,
         document_tokens=of_file.document_tokens,
-        **of_file.others,
+        **(others | dict(of_file.others)),
     )
 
 

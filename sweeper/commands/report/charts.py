@@ -76,9 +76,7 @@ def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
 
 def rank_trials(results: Sequence[ranking.BestResult]) -> pd.DataFrame:
     """Return one kind of work's trials on several platforms, with columns `platform`, `speed_per_device` and `rank`.
-
-    The rank of a trial among all trials of the platform is 1 for the fastest and near 0 for the slowest.
-    """
+    The rank of a trial among all trials of the platform is 1 for the fastest and near 0 for the slowest."""
     parts = []
     for platform, result in zip(list_names(results), results, strict=True):
         speeds = result.trials[f"metric.{result.speed_metric}"]

@@ -22,9 +22,7 @@ from workloads.api.metrics import get_metric
 
 def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
     """Return one paragraph per line: for each workload, the front or best result of the latest sweep with a result.
-
-    There is no overall winner across workloads. If there is only one workload, everything is in one paragraph.
-    """
+    There is no overall winner across workloads. If there is only one workload, everything is in one paragraph."""
     parts = []
     if len(stored.sweeps):
         names, devices = (

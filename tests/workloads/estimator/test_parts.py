@@ -16,6 +16,7 @@ from workloads.estimator.communication import (
     all_to_all_s,
     bandwidth_gb_s,
     copied_bytes,
+    copies_sum_s,
 )
 from workloads.estimator.operations import LAUNCHES_S, attention_s, block_products, block_seconds
 from workloads.estimator.pipeline import rank_layers
@@ -140,6 +141,13 @@ def test_experts_are_divided_by_fewer_ranks_than_the_other_weights() -> None:
     assert divided_weights(work, weights) == weights.shared / 8 + weights.experts
     states = estimate_job(work.job, cluster()).memory.optimizer_states * 2**30
     assert states == pytest.approx(8 * divided_weights(work, weights))
+
+
+@pytest.mark.parametrize(("model", "is_summed"), [("llama3_8b", False), ("qwen3_30b_a3b", True)])
+def test_only_ranks_with_copies_of_experts_add_up_their_gradients(model: str, is_summed: bool) -> None:
+    work = setting(job(model, trainer="own", tp=8))
+    weights = rank_weights(work, 0, rank_layers(work.model, work.layout)[0])
+    assert any(copies_sum_s(work, weights, per_step=per_step) for per_step in (True, False)) == is_summed
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,20 @@ def test_invalid_input_is_named_in_a_line(words: list[str], message: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_experts_of_our_trainer_are_planned_with_its_own_exchange() -> None:
+    words = ["model=qwen3_30b_a3b", "hardware=h100", "gpus=8"]
+    jobs = [build_problem(read_request([*words, f"trainer={name}"])).job for name in ("own", "megatron")]
+    assert [job.dispatcher for job in jobs] == ["allgather", "alltoall"]
+
+
+@pytest.mark.parametrize("text", ["space.tp=null", "space.micro_batch=", "space.tp=-2", "space.tp=1,2"])
+def test_a_command_whose_layout_has_no_single_value_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"python -m sweeper workload=parallel gpus=8 {text}\n")
+    with pytest.raises(UserInputError, match=f"{text}: a layout needs one value"):
+        build_problem(read_request([*SMALL[:3], f"layout={path}"]))
+
+
 def test_a_layout_is_planned_as_the_trainer_of_its_file_runs_it(tmp_path: Path) -> None:
     path = tmp_path / "titan.toml"
     settings = ["[model]", 'name = "llama3"', 'flavor = "8B"', "[training]", "local_batch_size = 1"]
