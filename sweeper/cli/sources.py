@@ -164,7 +164,7 @@ def locate(message: str, arguments: Arguments, *, shipped: bool) -> str:
 
 
 def locate_text(text: str, arguments: Arguments) -> str:
-    """Return the file and line that contain the text, followed by a colon; empty if the user typed the text."""
+    """Return the file and line that contain the text, followed by a colon, or "" if the user typed the text."""
     if any(text in override for override in arguments.overrides):
         return ""
     for path in chosen_files(arguments):

@@ -136,7 +136,8 @@ class Space:
         )
 
     def points(self) -> Iterator[Parameters]:
-        """Yield `only` or all points (last parameter fastest). Raises UserInputError if a dimension is an interval."""
+        """Yield the points in `only` if given, otherwise all (the last parameter varies fastest). Raises UserInputError
+        if a dimension is an interval."""
         if self.only is not None:
             yield from map(dict, self.only)
             return

@@ -161,7 +161,7 @@ def dominates(losses: Sequence[float], others: Sequence[float]) -> bool:
 
 
 def find_layers(losses: Sequence[Sequence[float]]) -> list[int]:
-    """Return the dominance layer of each point, from 0 for points that are not dominated.
+    """Return the dominance layer of each point, starting at 0 for points that are not dominated.
 
     Points are processed in lexicographic order, so no point is dominated by a later one. Each point goes into the first
     layer that has no point dominating it. Bisection finds it because every earlier layer has a point that dominates

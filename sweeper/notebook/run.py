@@ -100,7 +100,7 @@ def load_results(tracking_uri: str | None = None, experiment: str | None = None,
 
 
 def plan_layouts(*words: str, **values: Any) -> Answer:
-    """Plan training on a cluster that you may not have: find a model's fastest layouts on a number of GPUs.
+    """Plan training on a cluster that you may not have: find a model's fastest layouts on a given number of GPUs.
 
     Args:
         words: arguments of `python -m sweeper plan`, such as "model=llama3_70b".

@@ -283,8 +283,8 @@ class Workload:
     def recorded_parameters(self, parameters: Any) -> Mapping[str, Scalar]:
         """Return the values to record with every result of these parameters, defaults included.
 
-        `work` and `ways` contain names of these values. Override this method to omit parameters that have no effect,
-        given the others, or to add settings that define what is computed.
+        `work` and `ways` contain the names of these values. Override this method to omit parameters that have no
+        effect, given the others, or to add settings that define what is computed.
         """
         return {item.name: getattr(parameters, item.name) for item in fields(parameters)}
 

@@ -109,7 +109,7 @@ def run_sustained(
 
 
 def measure_energy(step: Step, device: torch.device, step_time_s: float) -> Energy | None:
-    """Run a call long enough to read the energy counter, which changes every 20 to 100 ms; None without a driver."""
+    """Repeat a call long enough to read the energy counter, which changes every 20 to 100 ms; None without a driver."""
     gpu = find_gpu(device)
     if gpu is None:
         return None

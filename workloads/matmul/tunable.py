@@ -31,8 +31,8 @@ _chosen_kernels: dict[str, str] = {}
 def tuned(multiply: Callable[[], object], product: str, rotating_mib: int) -> Iterator[Tuning]:
     """Search for the fastest kernel for a GEMM, and make PyTorch run that kernel within the context.
 
-    `product` describes the GEMM's shape, layout and data type. The search rotates among `rotating_mib` MiB of operands,
-    so none of them is cached; 0 gives a warm cache.
+    `product` describes the GEMM's shape, layout and data type. The search rotates through `rotating_mib` MiB of
+    operands, so that none of them is cached; 0 gives a warm cache.
     """
     tunable.set_filename(f"{_results_folder().name}/results.csv")
     tunable.set_max_tuning_duration(MAX_TUNING_MS)

@@ -196,7 +196,7 @@ class ParallelParameters:
 
     @property
     def job(self) -> Job:
-        """The job to estimate. All its documents have one length, which gives the same attention cost."""
+        """The job to estimate. All its documents have the same length, chosen to give the same attention cost."""
         return Job(
             model=self.shape,
             layout=self.layout,

@@ -1,10 +1,10 @@
 """Context parallelism: causal attention over a sequence that is divided among ranks.
 
-Each rank has one part from the front of the sequence and one from the back, so all ranks do the same work. With
-`allgather`, keys and values are gathered, and each part attends to itself and the parts before it (Dubey et al. 2024,
-3.3.2). With `ring`, they move around a ring while attention to the parts that have arrived is computed (Liu et al.
-2023, Ring Attention with Blockwise Transformers). In the ring, a rank needs either another rank's first part for all of
-its own queries, or both parts for the second half of its queries, so all ranks do the same work in every hop.
+Each rank has one part from the front of the sequence and one from the back, so all ranks do the same amount of work.
+With `allgather`, keys and values are gathered, and each part attends to itself and the parts before it (Dubey et al.
+2024, 3.3.2). With `ring`, they move around a ring while attention to the parts that have arrived is computed (Liu et
+al. 2023, Ring Attention with Blockwise Transformers). In the ring, a rank needs either another rank's first part for
+all of its own queries, or both parts for the second half of its queries, so all ranks do the same work in every hop.
 
 PyTorch's own context parallelism is a prototype that is being replaced; this module needs only PyTorch's attention
 kernels and collectives.

@@ -57,7 +57,7 @@ class TokenSource:
     document_tokens: int = 0
 
     def draw(self, step: int, sequences: Iterable[int]) -> Batch:
-        """Return sequences of a step's global batch. Each has its own generator, so a rank draws only what it needs."""
+        """Return the sequences in a step's global batch. Each has its own generator: a rank draws what it needs."""
         tokens, lengths = [], []
         for sequence in sequences:
             random = np.random.default_rng([self.seed, step, sequence])

@@ -59,7 +59,7 @@ class GemmParameters:
 
 @dataclass(frozen=True)
 class CastParameters:
-    """A cast of a bf16 matrix [rows, columns] to a format.
+    """A cast of a bf16 matrix [rows, columns] to a given format.
 
     Attributes:
         format: the format that the matrix is cast to.

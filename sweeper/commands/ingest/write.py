@@ -54,7 +54,7 @@ def write(uri: str, experiment: str, path: Path, settings: Mapping[str, str], re
 def write_run(
     uri: str, experiment: str, name: str, tags: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]
 ) -> None:
-    """Write a single run with attached files, such as the run of an acceptance."""
+    """Write a single run with attached files, such as an acceptance run."""
     client, experiment_id = _open(uri, experiment)
     run_id = client.create_run(experiment_id, run_name=name, tags=dict(tags)).info.run_id
     now_ms = int(time.time() * 1e3)
