@@ -92,7 +92,6 @@ def find_period(places: np.ndarray, interval: float) -> int:
 def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
     blocks = min(BLOCKS, len(logs) // STEPS_OF_BLOCK)
     values = np.array([part.mean() for part in np.array_split(logs, blocks)])
-    bounds = [int(part[0]) for part in np.array_split(steps, blocks)] + [int(steps[-1])]
     place = np.linspace(-0.5, 0.5, blocks)
     slope = float(place @ values / (place @ place))
     line = values.mean() + slope * place
@@ -106,9 +105,20 @@ def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
     if change < math.log1p(WORTH) or change < (Z_PHASE if is_phase else Z_DRIFT) * error:
         return None
     kind: Literal["drift", "jump", "phase"] = "drift" if not is_phase else "jump" if end == blocks else "phase"
-    ends = (bounds[begin], bounds[end]) if is_phase else (bounds[0], bounds[-1])
+    first, last = int(steps[0]), int(steps[-1])
+    if is_phase:
+        size, fast, slow = len(logs) // blocks, values[~inside].mean(), values[inside].mean()
+        first = int(steps[_place_edge(logs, begin * len(logs) // blocks, size, fast, slow)])
+        last = last if end == blocks else int(steps[_place_edge(logs, end * len(logs) // blocks, size, slow, fast)])
     low, high = (math.expm1(change + sign * 1.96 * error) for sign in (-1, 1))
-    return Finding(kind, math.expm1(change), low, high, *ends)
+    return Finding(kind, math.expm1(change), low, high, first, last)
+
+
+def _place_edge(logs: np.ndarray, near: int, size: int, before: float, after: float) -> int:
+    """Return the index of the first step at the level `after` instead of `before`, within `size` steps of `near`."""
+    part = logs[near - size : near + size]
+    gains = np.cumsum((part - after) ** 2 - (part - before) ** 2)  # from counting a step and those before it as earlier
+    return near - size + int(np.argmax([0.0, *gains]))
 
 
 def best_phase(values: np.ndarray) -> tuple[int, int]:

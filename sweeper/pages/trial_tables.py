@@ -55,10 +55,8 @@ def fixed_parameters(records: Iterable[TrialRecord]) -> dict[str, Any]:
 def trial_rows(
     records: Sequence[TrialRecord], objective: str, others: Sequence[str] = (), front: Collection[int] = ()
 ) -> Rows:
-    """Return a row for each trial with the varying parameters, the objective and the other metrics.
-
-    `others` are further objectives, shown after the leading objective. With `others`, the trials in `front` are marked.
-    """
+    """Return a row for each trial with the varying parameters, the objective and the other metrics. `others` are
+    further objectives, shown after the leading objective. With `others`, the trials in `front` are marked."""
     names = varying_parameters(records)
     bounds = [f"{objective}_ci_low", f"{objective}_ci_high"]
     hidden = hidden_metrics([record.metrics for record in records], objective)

@@ -104,9 +104,7 @@ def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
 
 def achieved_tflops(ceilings: Sequence[MatmulCeiling], device: str) -> dict[str, float]:
     """Return the highest median rates on this device model in TFLOP/s per device, by the matrix units' dtype.
-
-    Cold-cache medians take precedence because training reads its operands from memory. Warm-cache medians fill gaps.
-    """
+    Cold-cache medians take precedence because training reads its operands from memory. Warm-cache medians fill gaps."""
     achieved: dict[str, float] = {}
     for statistic in ("median_warm", "median_cold"):
         known = [ceiling for ceiling in ceilings if ceiling.device == device and ceiling.statistic == statistic]

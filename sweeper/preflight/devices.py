@@ -118,7 +118,7 @@ def _select_kind(hardware: Hardware, nodes: Sequence[Node]) -> tuple[Hardware, l
     else:
         selected = [node for node in selected if has_hardware(node, hardware)]
         if not selected:
-            advice = "plan=true plans without it; cluster.address=HOST:PORT joins a cluster that has it"
+            advice = "cluster.address=HOST:PORT joins a cluster that has it, and a sweep with plan=true needs no device"
             inventory = describe_inventory(nodes)
             raise UserInputError(f"hardware={hardware.name}: not in the cluster, which has {inventory}; {advice}")
     check_partition(hardware)

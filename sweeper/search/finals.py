@@ -59,10 +59,8 @@ class FinalistResult:
 def pending_remeasurements(
     finalists: Sequence[TrialRecord], rounds: int, records: Iterable[TrialRecord]
 ) -> list[tuple[TrialRecord, Remeasurement]]:
-    """Return the trials to remeasure, in order: every finalist once per round.
-
-    Each round starts with a different finalist. `finalists` is sorted, best first. `records` includes the finals.
-    """
+    """Return the trials to remeasure, in order: every finalist once per round. Each round starts with a different
+    finalist. `finalists` is sorted, best first. `records` includes the finals."""
     group = tuple(sorted(finalist.number for finalist in finalists))
     measured = {
         (record.remeasurement.trial, record.remeasurement.round)
@@ -170,10 +168,8 @@ def describe_disturbed(finalists: Sequence[FinalistResult]) -> str:
 def find_exceeded(
     finalists: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria
 ) -> dict[int, tuple[str, ...]]:
-    """Return, by trial number, the limits (as text) that the median over a finalist's rounds exceeds.
-
-    A single measurement near a limit is within the limit about half of the time. No single round determines the median.
-    """
+    """Return, by trial number, the limits (as text) that the median over a finalist's rounds exceeds. A single
+    measurement near a limit is within the limit about half of the time. No single round determines the median."""
     records = list(records)
     exceeded: dict[int, tuple[str, ...]] = {finalist.number: () for finalist in finalists}
     for limit in criteria.limits:

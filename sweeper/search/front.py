@@ -103,10 +103,8 @@ class Front:
 def measure_front(
     ranked: Sequence[TrialRecord], records: Iterable[TrialRecord], criteria: Criteria, top: int
 ) -> Front | None:
-    """Return the front of a search, or None if there is only one objective or no ranked trial.
-
-    `ranked` lists the best trial first, `records` includes the finals, and `top` is `finals.top`.
-    """
+    """Return the front of a search, or None if there is only one objective or no ranked trial. `ranked` lists the best
+    trial first, `records` includes the finals, and `top` is `finals.top`."""
     if not criteria.has_front or not ranked:
         return None
     leading = criteria.objectives[0]

@@ -200,9 +200,7 @@ class SweepProgress:
 
     def common_failure_reason(self) -> str:
         """Return the last reason if the first `EARLY_TRIALS` trials of this run all ended for the same kind of reason.
-
-        Otherwise, and from the next trial on, return an empty string, so the reason is reported only once.
-        """
+        Otherwise, and from the next trial on, return an empty string, so the reason is reported only once."""
         if len(self._records) - self._earlier_records != EARLY_TRIALS:
             return ""
         early = self._records[-EARLY_TRIALS:]

@@ -105,10 +105,8 @@ class SamplingStudy:
         self._study.tell(proposal, state=TrialState.FAIL)
 
     def accept(self, number: int, proposal: Trial) -> dict[str, Any]:
-        """Accept a proposal as a trial of the journal that is now running.
-
-        Returns the state to store in the journal for a later run's sampler. Only NSGA-II has state: the generation.
-        """
+        """Accept a proposal as a trial of the journal that is now running. Returns the state to store in the journal
+        for a later run's sampler. Only NSGA-II has state: the generation."""
         attrs = self.trials[proposal.number].system_attrs if self._sampler == "nsga2" else {}
         self._running[number] = proposal
         self._limit()

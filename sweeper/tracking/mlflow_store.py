@@ -78,10 +78,8 @@ def default_uri(directory: Path) -> str:
 
 
 def sqlite_uri(file: Path) -> str:
-    """Return the address of a SQLite file, encoded because SQLAlchemy decodes it and reads options after a `?`.
-
-    MLflow creates a folder for `sqlite:///` without decoding the address. Naming a driver in the address avoids this.
-    """
+    """Return the address of a SQLite file, encoded because SQLAlchemy decodes it and reads options after a `?`. MLflow
+    creates a folder for `sqlite:///` without decoding the address. Naming a driver in the address avoids this."""
     try:
         quoted = urllib.parse.quote(str(file))
     except UnicodeEncodeError as error:

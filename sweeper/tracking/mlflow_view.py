@@ -125,10 +125,8 @@ def build_trials_state(view: SweepView, study_id: str) -> dict[str, Any]:
 
 
 def build_devices_state(view: SweepView) -> dict[str, Any]:
-    """Return the page state for all sweeps of the same space, grouped by device, with each device's best rate.
-
-    Sweeps of other spaces measured different work and do not belong in the same chart.
-    """
+    """Return the page state for all sweeps of the same space, grouped by device, with each device's best rate. Sweeps
+    of other spaces measured different work and do not belong in the same chart."""
     best = view.metrics[0]
     tags = mlflow_store.tag_filter({mlflow_store.KIND: mlflow_store.SWEEP_KIND})
     params = [f"{column} = '{value}'" for column, value in view.space.items() if "'" not in value]

@@ -67,10 +67,8 @@ def driver_versions(provenance: Mapping[str, Any]) -> str:
 
 
 def compute_digest(results: Mapping[str, Any]) -> str:
-    """Return a digest of all results of a sweep (as plain values) and of the code that presents them.
-
-    A finished sweep's results are rewritten only if the results or the code (tables, plots, report) have changed.
-    """
+    """Return a digest of all results of a sweep (as plain values) and of the code that presents them. A finished
+    sweep's results are rewritten only if the results or the code (tables, plots, report) have changed."""
     text = json.dumps(results, sort_keys=True, default=str)
     return hashlib.sha256(f"{code_probe.digest([PACKAGE])} {text}".encode()).hexdigest()[:32]
 

@@ -111,9 +111,7 @@ def gpus_used_gib() -> tuple[float, ...]:
 
 def read_node_state(folder: str) -> dict[str, Any]:
     """Return this node's versions, kernel settings, memory, disk space, and each GPU's clocks, power limit and errors.
-
-    All values are plain. The disk space is the free space in `folder`, the results directory.
-    """
+    All values are plain. The disk space is the free space in `folder`, the results directory."""
     results, shared = Path(folder), Path("/dev/shm")
     with open_gpus() as opened:
         gpus = [describe_gpu(gpu) for gpu in opened]

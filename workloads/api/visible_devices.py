@@ -24,10 +24,8 @@ def unify(environment: MutableMapping[str, str]) -> None:
 
 
 def settle(environment: MutableMapping[str, str], variable: str) -> None:
-    """Make the variables of both vendors select the GPUs in `variable`, which Ray sets for a worker.
-
-    A site may list all GPUs of a node in the other variable, and programs differ in which variable they read first.
-    """
+    """Make the variables of both vendors select the GPUs in `variable`, which Ray sets for a worker. A site may list
+    all GPUs of a node in the other variable, and programs differ in which variable they read first."""
     if variable == CUDA:
         environment.pop(ROCR, None)
         environment.pop(HIP, None)

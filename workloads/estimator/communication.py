@@ -184,10 +184,8 @@ def average_s(placed: PlacedJob, weights: Weights) -> float:
 
 
 def copies_sum_s(placed: PlacedJob, weights: Weights, *, per_step: bool) -> float:
-    """Estimate the time, in seconds, to add up the gradients of experts that several ranks of a replica hold.
-
-    They run in each micro-batch if FSDP manages the experts and reduces in each; otherwise once per step.
-    """
+    """Estimate the time, in seconds, to add up the gradients of experts that several ranks of a replica hold. They run
+    in each micro-batch if FSDP manages the experts and reduces in each; otherwise once per step."""
     layout = placed.layout
     is_repeated = layout.ep == layout.pp == 1 and layout.reshard_after_forward and placed.is_sharded
     if is_repeated == per_step or not weights.experts:

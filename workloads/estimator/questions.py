@@ -12,6 +12,7 @@ from workloads.layouts.layout import Job
 SECONDS_PER_DAY = 86_400
 # 419 unexpected interruptions in 54 days on 16,384 GPUs (Dubey et al. 2024, "The Llama 3 Herd of Models", table 5).
 FAILURES_PER_GPU_DAY = 419 / 54 / 16_384
+MOST = 700.0  # the exponential of a larger number does not fit into a float
 
 CAUSES: dict[str, str] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
 
@@ -70,12 +71,17 @@ class Reliability:
         return SECONDS_PER_DAY / failures if failures else math.inf
 
     def lost_share(self, gpus: int) -> float:
-        failures_s = self.failure_interval_s(gpus)
+        """Return the fraction of time lost to failures and to checkpoints, at the best interval between checkpoints
+        (Daly 2006, equations 20 and 37). Failures are independent, and also occur during restarts and checkpoints."""
+        failures_s, checkpoint_s = self.failure_interval_s(gpus), self.checkpoint_s
         if math.isinf(failures_s):
             return 0.0
-        interval_s = math.sqrt(2 * self.checkpoint_s * failures_s)  # loses the least time (Young 1974)
-        overhead = self.checkpoint_s / interval_s + (interval_s / 2 + self.restart_s) / failures_s
-        return overhead / (1 + overhead)
+        ratio = checkpoint_s / failures_s / 2
+        interval_s = math.sqrt(2 * checkpoint_s * failures_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - checkpoint_s
+        interval_s = interval_s if ratio < 1 else failures_s
+        pass_share = (interval_s + checkpoint_s) / failures_s  # 0 if checkpoints cost nothing
+        kept = interval_s / failures_s / math.expm1(min(pass_share, MOST)) if pass_share else 1.0
+        return 1 - kept * math.exp(-min(self.restart_s / failures_s, MOST))
 
 
 @dataclass(frozen=True)

@@ -83,10 +83,8 @@ def step_bound_s(job: Job, cluster: Cluster) -> float:
 
 
 def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
-    """Return each pipeline rank's pass times for a micro-batch, for a timeline.
-
-    Times are scaled to match `estimate_job`, which uses the slowest rank.
-    """
+    """Return each pipeline rank's pass times for a micro-batch, for a timeline. Times are scaled to match
+    `estimate_job`, which uses the slowest rank."""
     placed, layout = PlacedJob(job, cluster), job.layout
     efficiency = find_efficiency(job.trainer, cluster.device.name)
     kinds = placed.model.layer_kinds.values()
@@ -263,6 +261,8 @@ def _not_modelled(placed: PlacedJob) -> Iterator[str]:
         yield "the kernels of attention to selected tokens and of its indexer: no source has their rates"
     if placed.model.experts:
         yield "the imbalance of natural routing between ranks"
+    if placed.expert_group.ranks > placed.cluster.topology.gpus_per_domain and placed.job.dispatcher == "alltoall":
+        yield "faster exchanges of tokens than all-to-all (DeepEP, routing to few nodes, overlap)"
     if placed.model.experts and not is_own(placed.job):
         yield "waiting for the host in mixtures of experts, but for an assumed constant"
     if placed.layout.offload_optimizer:

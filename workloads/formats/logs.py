@@ -100,9 +100,7 @@ class LogReader:
 
     def feed(self, line: str) -> Step | None:
         """Parse one line and return the step that the line completes. A step printed by several ranks is returned once.
-
-        A step whose metrics span several lines is complete at the first line after them.
-        """
+        A step whose metrics span several lines is complete at the first line after them."""
         line = strip_colors(line[:LONGEST_LINE]).rstrip()
         step = None
         if self._block:

@@ -118,6 +118,8 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
             raise ValueError(f"{name}: {key} is '{value}', which is not a number")
         if not 0 < value < math.inf:
             raise ValueError(f"{name}: {key} is {value}, but has to be above 0 and finite")
+        if key == "oversubscription" and value < 1:
+            raise ValueError(f"{name}: {key} is {value}, but has to be at least 1")
         if is_count and value != int(value):
             raise ValueError(f"{name}: {key} is {value}, but has to be a whole number")
         numbers[key] = int(value) if is_count else float(value)

@@ -52,10 +52,8 @@ class ThreadWaits:
         return counts
 
     def waited_s(self, before: Sequence[tuple[int, int]]) -> float:
-        """Return how many seconds computing threads have waited since `before`.
-
-        Other threads, such as a worker's connection threads, run briefly now and then. Their waits delay nothing.
-        """
+        """Return how many seconds computing threads have waited since `before`. Other threads, such as a worker's
+        connection threads, run briefly now and then. Their waits delay nothing."""
         changes = [
             (ran - ran_0, waited - waited_0)
             for (ran, waited), (ran_0, waited_0) in zip(self.read(), before, strict=True)

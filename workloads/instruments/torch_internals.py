@@ -19,10 +19,8 @@ def choose_sdpa_backend(q: Tensor, k: Tensor, v: Tensor) -> SDPBackend:
 
 
 def register_flash4(module: str) -> Any:
-    """Replace PyTorch's flash kernel with a module's functions _flash_attn_fwd and _flash_attn_bwd.
-
-    The public switch accepts only flash-attn-4's own module, and its functions return more values than PyTorch unpacks.
-    """
+    """Replace PyTorch's flash kernel with a module's functions _flash_attn_fwd and _flash_attn_bwd. The public switch
+    accepts only flash-attn-4's own module, and its functions return more values than PyTorch unpacks."""
     from torch.nn.attention import _fa4
 
     return _fa4.register_flash_attention_fa4(module)

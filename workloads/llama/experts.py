@@ -87,10 +87,8 @@ def sort_by_expert(experts: Tensor, count: int, most_rows: int | None = None, *,
 
 
 def force_experts(tokens: int, shape: Model, imbalance: float, seed: int) -> Tensor:
-    """Return each token's experts, [tokens, experts_per_token] int64, with the loads from `tokens_of_experts`.
-
-    No token has the same expert twice, so no expert has more rows than there are tokens.
-    """
+    """Return each token's experts, [tokens, experts_per_token] int64, with the loads from `tokens_of_experts`. No token
+    has the same expert twice, so no expert has more rows than there are tokens."""
     loads = tokens_of_experts(tokens * shape.experts_per_token, shape.experts, imbalance, seed)
     experts = torch.arange(shape.experts).repeat_interleave(torch.tensor(loads)).view(-1, tokens).t()
     return experts[torch.randperm(tokens, generator=torch.Generator().manual_seed(seed))].contiguous()
@@ -160,10 +158,8 @@ class Experts(nn.Module):
         self.start(NATURAL, 0, self.down.device)
 
     def start(self, routing: Routing, tokens: int, device: torch.device, *, loss_share: float = 1.0) -> None:
-        """Reset the counters and, if routing is forced, choose the experts for a pass of `tokens`.
-
-        The gradients of the router's losses are scaled by `loss_share`, the share of a micro-batch in a step.
-        """
+        """Reset the counters and, if routing is forced, choose the experts for a pass of `tokens`. The gradients of the
+        router's losses are scaled by `loss_share`, the share of a micro-batch in a step."""
         self.routing, self.loss_share = routing, loss_share
         self.bias = self.bias.float()  # even if the weights are cast to bf16
         for name, size in {"load": self.shape.experts, "passes": 2}.items():

@@ -270,8 +270,9 @@ def compare(request: CompareRequest) -> int:
     before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
     changes = records.compare_records(before, after)
     slower = [change for change in changes if change.is_slower]
-    for change in slower:
-        print(f"! {change}")
+    is_open = [change for change in changes if change.is_beyond and not change.is_slower]
+    for change in (*slower, *is_open):
+        print(f"{'!' if change.is_slower else '? inconclusive:'} {change}")
     compared = {(change.test, change.part) for change in changes}
     missing = [row for row in before["results"] if row["value"] and (row["test"], row["part"]) not in compared]
     for test in dict.fromkeys(row["test"] for row in missing):
@@ -281,7 +282,7 @@ def compare(request: CompareRequest) -> int:
         own = [change.ratio.value for change in changes if change.test == test]
         print(f"{test}: {count(len(own), 'part')}, median {median(own) - 1:+.1%}, lowest {min(own) - 1:+.1%}")
     print(f"{count(len(slower), 'result')} of {len(changes)} slower than on {before['date']}")
-    return SOME_FAILED if slower else NO_VERDICT if missing or not changes else COMPLETE
+    return SOME_FAILED if slower else NO_VERDICT if is_open or missing or not changes else COMPLETE
 
 
 COMMAND = Subcommand(

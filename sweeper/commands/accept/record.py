@@ -172,7 +172,12 @@ class Change:
     test: str
     part: str
     ratio: Interval
-    is_slower: bool
+    is_beyond: bool  # slower than the limit
+
+    @property
+    def is_slower(self) -> bool:
+        """Return whether the result is beyond the limit, and its interval, if there is one, excludes no change."""
+        return self.is_beyond and not (self.ratio.has_interval and self.ratio.high >= 1)
 
     def __str__(self) -> str:
         return f"{self.part}: {self.test}: {self.ratio.change}"

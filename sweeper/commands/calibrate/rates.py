@@ -74,9 +74,10 @@ def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
 
 
 def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
-    """Return the rates of one kernel, or None unless both passes were measured at two or more lengths. The planner
-    models the rate at L tokens as share · L / (L + half), so the inverse rate is linear in 1 / L. Both passes use the
-    mean of their `half` values. The share of each pass is computed from its longest sequence."""
+    """Return the rates of one kernel, or None unless both passes were measured at two or more lengths, of which the
+    longest is near its limit. The planner models the rate at L tokens as share · L / (L + half), so the inverse rate is
+    linear in 1 / L. Both passes use the mean of their `half` values. The share of each pass is computed from its
+    longest sequence."""
     halves, longest = [], {}
     for mode, own in _group(rows, "param.mode").items():
         points = sorted((float(row["param.sequence_length"]), float(row["tflops_sustained"])) for row in own)
@@ -90,6 +91,8 @@ def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
         return None
     half = sum(halves) / len(halves)
     shares = {mode: rate * (length + half) / length / tflops for mode, (length, rate) in longest.items()}
+    if max(shares.values()) > 2:  # the rate still grows with the length as on a line
+        return None
     return Attention(round(shares["forward"], 4), round(shares["backward"], 4), round(half, 1))
 
 

@@ -16,7 +16,7 @@ from workloads.estimator.step import estimate_job
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import describe, write_words
 from workloads.layouts.rules import find_common_violation, find_violation
-from workloads.layouts.trainers import find_trainer
+from workloads.layouts.trainers import OWN, find_trainer
 from workloads.models.flops import model_flops_per_token
 
 KEPT = 20  # number of layouts that a search keeps
@@ -122,10 +122,12 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         given = {**problem.given, "global_batch": problem.job.layout.global_batch}
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
     smallest, cluster = result.smallest, problem.cluster
+    is_whole = problem.job.trainer == OWN and problem.given.get("ep", 1) > 1
+    hint = ". This trainer divides experts by ep alone; torchtitan shards them too" if is_whole else ""
     raise NothingFits(
         f"gpus={cluster.gpus}: no layout fits; the smallest needs up to "
         f"{bound_gib(smallest.estimate.memory, problem.job, cluster):.0f} GiB of each GPU, "
-        f"{cluster.usable_gib:.0f} GiB of {cluster.device.name} are usable. It is {describe(smallest.layout)}"
+        f"{cluster.usable_gib:.0f} GiB of {cluster.device.name} are usable. It is {describe(smallest.layout)}{hint}"
     )
 
 
@@ -160,7 +162,8 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
             return False
         return rates[gpus] >= tokens_per_day
 
-    sizes = sorted({domain * step * 2**power for power in range(14) for step in (1, 3)})
+    fewest = math.ceil(at_least / domain) * domain
+    sizes = sorted({fewest, *(domain * step * 2**power for power in range(14) for step in (1, 3))})
     sizes = [size for size in sizes if at_least <= size <= MAX_GPUS]
     if not sizes:
         raise UserInputError(f"gpus={at_least}: at most {MAX_GPUS:,} with tokens_per_day= or days=")

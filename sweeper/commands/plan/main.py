@@ -48,6 +48,8 @@ def run(request: PrintedPlan) -> int:
     """Print the plan, write the requested files, and return the exit code."""
     path = Path(request.out or "")
     names = request.hardware.split(",")
+    if len({*names}) < len(names):
+        raise UserInputError(f"hardware={request.hardware}: names a GPU twice")
     if len(names) > 1 or request.fits:
         for key in ("out", "file"):
             if (name := getattr(request, key)) is not None:
@@ -65,6 +67,8 @@ def run(request: PrintedPlan) -> int:
         return 0
     if request.out is not None:
         check_output_file("out", path)
+        if path.suffix not in (".html", ".htm"):
+            raise UserInputError(f"out={request.out}: is an HTML page; give it a name that ends with .html")
     try:
         planned = answer(request)
     except UserInputError:

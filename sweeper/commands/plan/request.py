@@ -222,7 +222,8 @@ def build_problem(request: PlanRequest) -> Problem:
             raise UserInputError(f"layers_per_stage={stages}: must be the layers of each stage, such as 9,7,8,8")
         given["layers_per_stage"] = tuple(map(int, stages.split(",")))
     trainer = request.trainer or (reading.trainer if reading else request.file or OWN)
-    if reason := find_trainer(trainer).find_unsupported(given):
+    state = {"state": request.state} if request.state else {}
+    if reason := find_trainer(trainer).find_unsupported(given | state):
         raise UserInputError(reason)
     if not request.daily_tokens:
         _check_degrees(given, gpus)

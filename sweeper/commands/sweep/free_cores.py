@@ -21,6 +21,7 @@ WINDOWS = 4  # number of windows; an intermittent load is low in at least one wi
 HELD = 0.5  # in cores; a lower load leaves enough undisturbed calls
 THREADS = "OMP_NUM_THREADS"  # a user who sets this variable has chosen the cores
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD in include/linux/sched.h
 
 
 class CoreWatch:
@@ -54,7 +55,7 @@ def _read(proc: Path = Path("/proc")) -> tuple[float, float, dict[str, float]]:
     for file in proc.glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended
             start, _, fields = file.read_text().rpartition(")")
-            if (pid := file.parent.name) != str(os.getpid()):
+            if (pid := file.parent.name) != str(os.getpid()) and int(fields.split()[6]) & KERNEL_THREAD == 0:
                 processes[f"{start.partition('(')[2]} (pid {pid})"] = sum(map(int, fields.split()[11:13])) / TICKS_PER_S
     return time.monotonic(), ticks / TICKS_PER_S - sum(os.times()[:4]), processes
 

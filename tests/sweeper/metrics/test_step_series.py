@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sweeper.metrics.step_series import FEWEST, find_period, find_slow_sources, find_unusual
+from tests.conftest import examples
 
 STEPS = 400
 PLACE = np.arange(STEPS)
@@ -30,7 +33,14 @@ def test_a_clean_series_has_no_finding(seed: int) -> None:
 def test_a_trend_is_named_with_its_size_and_place(slower: np.ndarray, kind: str, first: int, last: int) -> None:
     (finding,) = find_unusual(range(STEPS), series(slower))
     assert finding.kind == kind and finding.low < slower.max() < finding.high + 0.005
-    assert finding.first == pytest.approx(first, abs=20) and finding.last == pytest.approx(last, abs=20)
+    assert finding.first == pytest.approx(first, abs=2) and finding.last == pytest.approx(last, abs=2)
+
+
+@given(st.integers(80, 320))
+@examples(20)
+def test_a_clear_jump_begins_at_its_first_slow_step(first: int) -> None:
+    (finding,) = find_unusual(range(STEPS), series(0.3 * (first <= PLACE)))
+    assert (finding.kind, finding.first) == ("jump", first)
 
 
 def test_pauses_have_their_period_and_their_share_of_the_time_and_make_no_trend() -> None:

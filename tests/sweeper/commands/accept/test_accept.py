@@ -371,7 +371,11 @@ def test_a_later_run_is_compared_part_by_part(record: dict[str, Any]) -> None:
     slower = records.compare_records(record, later)
     assert [change.is_slower for change in slower] == [True, False] and "-14.3% (no interval)" in str(slower[0])
     record["results"][0] |= {"low": 695.0, "high": 705.0}
-    assert "(95% -15.2% to -13.3%)" in str(records.compare_records(record, later)[0])
+    certain = records.compare_records(record, later)[0]
+    assert "(95% -15.2% to -13.3%)" in str(certain) and certain.is_slower
+    later["results"][0] |= {"low": 450.0, "high": 750.0}
+    unsure = records.compare_records(record, later)[0]
+    assert unsure.is_beyond and not unsure.is_slower
 
 
 def seal(path: Path, record: dict[str, Any]) -> str:
@@ -406,6 +410,10 @@ def test_a_comparison_has_no_verdict_where_a_result_is_missing_and_fails_where_o
     assert compare_with(first) == compare_with(first, second | {"value": None}) == 3
     assert f"- {TEST}: only in {before}: n GPU 1" in capsys.readouterr().out
     assert compare_with(first | {"value": 300.0}) == 1 and compare_with(first | {"part": "pod"}) == 3
+    noisy = {"value": 600.0, "low": 450.0, "high": 750.0}
+    before = seal(tmp_path / "wide.json", record | {"results": [first | {"low": 690.0, "high": 710.0}, second, lost]})
+    capsys.readouterr()
+    assert compare_with(first | noisy, second, lost) == 3 and "? inconclusive: n GPU 0" in capsys.readouterr().out
     with pytest.raises(UserInputError, match="the profile quick and burn_in: only equal ones compare"):
         records.compare_records(record, record | {"profile": "burn_in"})
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sweeper.commands.plan.answer import answer, find_problem, plan_training, search, tokens_of_a_day
@@ -20,7 +21,7 @@ from tests.conftest import run_in_process
 from tests.support.planner import flatten
 from workloads.api.errors import UserInputError
 from workloads.api.registry import load
-from workloads.estimator.questions import TrainingRun
+from workloads.estimator.questions import SECONDS_PER_DAY, Reliability, TrainingRun
 from workloads.estimator.search import bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
 from workloads.layouts.enumeration import list_families
@@ -64,6 +65,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
         (["layout=no.toml"], "layout=no.toml: No such file"),
         (["file=deepspeed"], "file=deepspeed: must be one of own, torchtitan"),
+        (["state=int8", "trainer=torchtitan"], "state=int8: torchtitan does not run it. Allowed .*: fp32, amp, bf16"),
         (["layers_per_stage=8,x"], "layers_per_stage=8,x: must be the layers of each stage, such as 9,7,8,8"),
         (["pp=2", "layers_per_stage=8,8,16"], "layers_per_stage has 3 numbers, but pp 2 x stages_per_rank 1 = 2"),
         (["pp=2", "layers_per_stage=15,15"], "layers_per_stage adds up to 30; it needs 32 layers, 1 or more"),
@@ -111,6 +113,10 @@ def test_pages_and_files_that_cannot_be_written_are_refused_in_a_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sweeps" / "torchtitan.toml").mkdir(parents=True)
+    with pytest.raises(UserInputError, match=r"out=plan.pdf: is an HTML page; give it a name that ends with .html"):
+        COMMAND.run([*SMALL, "out=plan.pdf"])
+    with pytest.raises(UserInputError, match="hardware=h100,h100: names a GPU twice"):
+        COMMAND.run(["model=llama3_8b", "hardware=h100,h100", "gpus=8"])
     with pytest.raises(UserInputError, match=r"out=.*: is a directory"):
         COMMAND.run([*SMALL, f"out={tmp_path}"])
     with pytest.raises(UserInputError, match=r"file=torchtitan: Is a directory"):
@@ -186,6 +192,8 @@ def test_the_fewest_gpus_for_a_rate_reach_it_and_fewer_do_not() -> None:
     assert tokens_of_a_day(found.best.estimate) >= wanted and gpus > 8
     fewer = search(build_problem(replace(read_request(words), gpus=gpus - 8)), keep=1).best[0]  # a node less
     assert tokens_of_a_day(fewer.estimate) < wanted and max(found.rates) == gpus
+    least = answer(read_request([*words[:2], "gpus=37", *words[3:], "tokens_per_day=1e9"]))  # in whole nodes
+    assert least.problem.cluster.gpus == 40
 
 
 def test_every_layout_searched_is_unfit_slower_or_among_the_best(capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,6 +259,25 @@ def test_a_whole_training_costs_what_its_gpu_hours_cost() -> None:
     without = answer(read_request([*words, "failures_per_gpu_day=0"])).training
     assert without.lost_share == 0
     assert without.days == pytest.approx(training.days * (1 - training.lost_share))
+
+
+@pytest.mark.parametrize(("failures_s", "checkpoint_s"), [(1e6, 20.0), (1e6, 0.0), (3000.0, 20.0), (100.0, 300.0)])
+def test_failures_cost_what_a_simulation_of_them_loses(failures_s: float, checkpoint_s: float) -> None:
+    """With the checkpoint interval that loses the least of those tried; each segment is run until it succeeds."""
+    restart_s, random = 60.0, np.random.default_rng(0)
+
+    def lose(interval_s: float) -> float:
+        passed_s, segments = 0.0, max(20, int(200 * failures_s / interval_s))
+        for _ in range(min(segments, 4000)):
+            left_s = interval_s + checkpoint_s
+            while (failure_s := random.exponential(failures_s)) < left_s:
+                passed_s, left_s = passed_s + failure_s, interval_s + checkpoint_s + restart_s
+            passed_s += left_s
+        return 1 - min(segments, 4000) * interval_s / passed_s
+
+    least = min(lose(failures_s * share) for share in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0))
+    reliability = Reliability(SECONDS_PER_DAY / failures_s, restart_s, checkpoint_s)
+    assert reliability.lost_share(1) == pytest.approx(least, abs=0.02)
 
 
 def test_a_model_and_a_network_of_ones_own(tmp_path: Path) -> None:
