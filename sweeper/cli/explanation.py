@@ -57,7 +57,8 @@ def explain(error: Exception, arguments: Arguments) -> str:
         raise UnknownKey(key, _suggest_key(key, arguments)) from error
     for pattern, replacement in MESSAGES["hydra"]:
         if match := re.search(pattern, text):
-            return match.expand(replacement)
+            place = sources.locate_text(match[1], arguments) if match[1].startswith("@package") else ""
+            return place + match.expand(replacement)
     if "Config group override" in text:
         choices = [f"{group}={choice}" for group, choice in sources.choices_of(arguments).items()]
         parser = OverridesParser.create()

@@ -22,10 +22,8 @@ class Choice(NamedTuple):
 
 
 def choose_experts(logits: Tensor, bias: Tensor, shape: Model, forced: Tensor | None = None) -> Choice:
-    """Return the experts with the highest scores after adding `bias` [experts], or the forced experts.
-
-    Weights are the fp32 scores of logits[tokens, experts], without the bias.
-    """
+    """Return the experts with the highest scores after adding `bias` [experts], or the forced experts. Weights are the
+    fp32 scores of logits[tokens, experts], without the bias."""
     logits = logits.float()
     scores = logits.sigmoid() if shape.router_scores == "sigmoid" else logits.softmax(dim=-1)
     experts = forced

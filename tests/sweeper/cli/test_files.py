@@ -22,7 +22,7 @@ WRONG = {
     "no first line": ("workload: {name: probe, objective: score}\n", 1, "first line must be `# @package _global_`"),
     "another package": (
         "# @package _global_: x\nspace: {}\n",
-        None,
+        1,
         "the first line of a file must be # @package _global_",
     ),
     "a byte-order mark": ("\ufeff" + PROBE + "space: {x: 1}\n", 1, "byte-order mark"),
