@@ -244,7 +244,7 @@ def _request(parts: urllib.parse.SplitResult, path: str) -> Any:
         request.add_header("Authorization", f"Basic {credentials}")
     elif token := os.environ.get(TOKEN):
         request.add_header("Authorization", f"Bearer {token}")
-    return urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S)
+    return urllib.request.build_opener().open(request, timeout=ANSWER_TIMEOUT_S)  # urlopen keeps its first proxies
 
 
 def _find_credentials(parts: urllib.parse.SplitResult) -> tuple[str, str]:
