@@ -66,8 +66,8 @@ class Trainer:
                 return f"{name}={given[name]}: {self.name} is planned without it; it has to be {value}"
         for name, values in self.runs.items():
             if given.get(name, values[0]) not in values:
-                allowed = ", ".join(values)
-                return f"{name}={given[name]}: {self.name} does not run it. Allowed with this trainer: {allowed}"
+                shown, *allowed = (str(one).lower() for one in (given[name], *values))
+                return f"{name}={shown}: {self.name} does not run it. Allowed with this trainer: {', '.join(allowed)}"
         return ""
 
 

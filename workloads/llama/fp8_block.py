@@ -30,10 +30,8 @@ ROWS, COLUMNS, SCALE = " rows", " columns", " scale"
 def build_block_math(
     shape: Model, kernel: Kernel, recipe: str, *, compiled: bool, routing: Routing = NATURAL
 ) -> BlockMath:
-    """Return a block's math with matrix products in `recipe`, or in the weights' data type if it is empty.
-
-    `routing` applies to experts, which compute their products in bf16 or fp8_tensorwise.
-    """
+    """Return a block's math with matrix products in `recipe`, or in the weights' data type if it is empty. `routing`
+    applies to experts, which compute their products in bf16 or fp8_tensorwise."""
     if shape.experts:
         experts_math = Fp8ExpertBlockMath if recipe else ExpertBlockMath
         return experts_math(shape, kernel, routing, compiled=compiled, recipe=recipe)

@@ -58,10 +58,8 @@ def arrange_kernel(
 def launch_arrange(
     x: Tensor, sources: Tensor | None, factors: Tensor | None, *, rows: bool = False, columns: bool = False
 ) -> list[Tensor]:
-    """Return selected rows of x[rows, features], stored by rows and by columns (transposed).
-
-    sources[rows, 1] selects the rows (zeros for -1), by default all of x. If given, factors[rows] scale them.
-    """
+    """Return selected rows of x[rows, features], stored by rows and by columns (transposed). sources[rows, 1] selects
+    the rows (zeros for -1), by default all of x. If given, factors[rows] scale them."""
     count, features = len(x if sources is None else sources), x.shape[1]
     by_rows = x.new_empty(count, features) if rows else x
     by_columns = x.new_empty(features, count) if columns else x
@@ -123,10 +121,8 @@ def weigh_kernel(
 def launch_weigh(
     gate: Tensor, up: Tensor, weights: Tensor, d_hidden: Tensor | None = None
 ) -> tuple[Fp8Matrix, Fp8Matrix, Tensor]:
-    """Compute `workloads.llama.fp8_experts.weigh` for gate and up, which have the same stride.
-
-    If `d_hidden` is given, also return the gradients of gate and up (side by side, by rows) and of the weights.
-    """
+    """Compute `workloads.llama.fp8_experts.weigh` for gate and up, which have the same stride. If `d_hidden` is given,
+    also return the gradients of gate and up (side by side, by rows) and of the weights."""
     (rows, features), is_backward = gate.shape, d_hidden is not None
     hidden, d = (
         Fp8Matrix(gate.new_empty(rows, width, dtype=FP8), gate.new_empty(rows, dtype=torch.float32))

@@ -234,10 +234,8 @@ def norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the norm of one token and, if ADD, the sum that is normalized. SIZE is a power of two >= `features`.
-
-    If SCALED, all blocks share one `scale`; otherwise each block gets its own scale.
-    """
+    """Write the norm of one token and, if ADD, the sum that is normalized. SIZE is a power of two >= `features`. If
+    SCALED, all blocks share one `scale`; otherwise each block gets its own scale."""
     t = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, SIZE)
     inside = n < features

@@ -126,9 +126,7 @@ class Casts:
         self, weight: Tensor, scale: Tensor | None = None, *, rows: bool = False, columns: bool = False
     ) -> list[Fp8Matrix]:
         """Return a weight by rows, by columns, or both in this order, with the same scales. Blocks must be whole.
-
-        `scale` is the whole weight's scale, if it is known.
-        """
+        `scale` is the whole weight's scale, if it is known."""
         if self.granularity == "tensor":
             return self.cast(weight, rows=rows, columns=columns, scale=scale)
         blocks = weight.float().unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK))  # [out / 128, 128, in / 128, 128]
@@ -160,10 +158,8 @@ class Casts:
         return self._quantize(swiglu(gate.float(), up.float()))
 
     def swiglu_backward(self, gate: Tensor, up: Tensor, d_hidden: Tensor) -> tuple[Fp8Matrix, Fp8Matrix, Fp8Matrix]:
-        """Return the output by columns, and the gradients of gate and up side by side, by rows and by columns.
-
-        With granularity `tensor`, both gradients share one scale so that one GEMM can sum over both.
-        """
+        """Return the output by columns, and the gradients of gate and up side by side, by rows and by columns. With
+        granularity `tensor`, both gradients share one scale so that one GEMM can sum over both."""
         hidden, vjp = torch.func.vjp(swiglu, gate.float(), up.float())  # type: ignore[misc]
         d_gate_up = torch.cat(vjp(d_hidden.float()), dim=1)
         (by_columns,) = self.cast(hidden, columns=True)

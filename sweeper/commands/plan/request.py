@@ -31,6 +31,7 @@ from workloads.layouts.layout import (
     SPLIT_SCHEDULES,
     Checkpointing,
     ContextMethod,
+    Dispatcher,
     Job,
     Layout,
     Schedule,
@@ -46,6 +47,7 @@ from workloads.suggestions import hint
 
 MAX_GPUS = 2**20  # more than in any cluster; listing the degrees of larger numbers takes long
 MAX_SEQUENCES = 2**30
+OF_EXPERTS = ("dispatcher", "expert_overlap", "expert_imbalance")
 OWN_WORKLOAD = "parallel"  # the workload with which sweeps measure this project's trainer
 COMMAND_WORKLOAD = "command"  # the workload with which sweeps measure other trainers by name
 TOKENS_PER_STEP = 4_194_304  # in the default global batch, as in Llama 3's first stage
@@ -75,6 +77,9 @@ class PlanRequest:
         global_batch: sequences per step; by default 4M tokens, rounded up to a multiple of the number of GPUs.
         precision: dtype or recipe of the GEMMs; by default from the file `layout`, else bf16.
         state: dtypes of weights, moments and gradients; by default from the file `layout`, else fp32.
+        dispatcher: how tokens are sent to experts; by default from the file `layout`, else as the trainer does.
+        expert_overlap: whether sending tokens to experts overlaps with the computation of another micro-batch.
+        expert_imbalance: tokens of the busiest GPU's experts, divided by the mean; 1 is forced balance.
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
         stages_per_rank: number of pipeline stages per GPU.
         schedule: execution order of the pipeline stages.
@@ -108,6 +113,9 @@ class PlanRequest:
     global_batch: int | None = degree(MAX_SEQUENCES)
     precision: str | None = None
     state: State | None = None
+    dispatcher: Dispatcher | None = None
+    expert_overlap: bool | None = None
+    expert_imbalance: float | None = field(default=None, metadata={"min": 1})
     dp_replicate: int | None = degree()
     dp_shard: int | None = degree()
     tp: int | None = degree()
@@ -222,9 +230,11 @@ def build_problem(request: PlanRequest) -> Problem:
             raise UserInputError(f"layers_per_stage={stages}: must be the layers of each stage, such as 9,7,8,8")
         given["layers_per_stage"] = tuple(map(int, stages.split(",")))
     trainer = request.trainer or (reading.trainer if reading else request.file or OWN)
-    state = {"state": request.state} if request.state else {}
-    if reason := find_trainer(trainer).find_unsupported(given | state):
+    of_job = {name: value for name in ("state", *OF_EXPERTS) if (value := getattr(request, name)) is not None}
+    if reason := find_trainer(trainer).find_unsupported(given | of_job):
         raise UserInputError(reason)
+    if not model.experts and (name := next(filter(of_job.get, OF_EXPERTS), "")):
+        raise UserInputError(f"{name}={of_job[name]}: {request.model} has no experts")
     if not request.daily_tokens:
         _check_degrees(given, gpus)
     batch = request.global_batch or (reading.layout.global_batch if reading else None)
@@ -239,7 +249,8 @@ def build_problem(request: PlanRequest) -> Problem:
 
 def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileReading | None) -> Job:
     of_file = reading or FileReading(trainer, Layout(), SEQUENCE_LENGTH, compiled=find_trainer(trainer).compiles)
-    others = {"dispatcher": "allgather"} if trainer == OWN else {}  # as in `workloads.parallel`
+    others: dict[str, Any] = {"dispatcher": "allgather"} if trainer == OWN else {}  # as in `workloads.parallel`
+    others |= {**of_file.others, **{name: v for name in OF_EXPERTS if (v := getattr(request, name)) is not None}}
     return Job(
         model=model,
         layout=Layout(),
@@ -249,7 +260,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
         state=request.state or of_file.state,  # type: ignore[arg-type]
         compiled=of_file.compiled,
         document_tokens=of_file.document_tokens,
-        **(others | dict(of_file.others)),
+        **others,
     )
 
 

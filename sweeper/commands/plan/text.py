@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
-from sweeper.commands.plan.request import TOKENS_PER_STEP, PlanRequest, Problem, build_problem
+from sweeper.commands.plan.request import OF_EXPERTS, TOKENS_PER_STEP, PlanRequest, Problem, build_problem
 from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
@@ -125,6 +125,7 @@ def head_lines(answer: Answer) -> list[str]:
         f"train     {answer.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
         f"({tokens / 1e6:.3g} M tokens)",
+        *([f"experts   {write_words({name: getattr(job, name) for name in OF_EXPERTS})}"] if model.experts else []),
         f"model     {model.parameters / 1e9:.4g} B parameters, {active / 1e9:.4g} B active"
         f"{looked_up}, {flops / 1e9:.4g} GFLOP per token, forward and backward{remark}",
         f"cluster   {cluster.gpus:,} x {device.name} ({device.memory_gib:.0f} GiB); {topology.name}: "

@@ -65,6 +65,9 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
         (["layout=no.toml"], "layout=no.toml: No such file"),
         (["file=deepspeed"], "file=deepspeed: must be one of own, torchtitan"),
+        (["dispatcher=deepep", "model=qwen3_30b_a3b"], "dispatcher=deepep: own does not run it. .*: allgather"),
+        (["expert_overlap=true", "model=qwen3_30b_a3b"], "expert_overlap=true: own does not run it. .*: false"),
+        (["expert_imbalance=2"], "expert_imbalance=2.0: llama3_8b has no experts"),
         (["state=int8", "trainer=torchtitan"], "state=int8: torchtitan does not run it. Allowed .*: fp32, amp, bf16"),
         (["layers_per_stage=8,x"], "layers_per_stage=8,x: must be the layers of each stage, such as 9,7,8,8"),
         (["pp=2", "layers_per_stage=8,8,16"], "layers_per_stage has 3 numbers, but pp 2 x stages_per_rank 1 = 2"),
@@ -85,6 +88,20 @@ def test_experts_of_our_trainer_are_planned_with_its_own_exchange() -> None:
     words = ["model=qwen3_30b_a3b", "hardware=h100", "gpus=8"]
     jobs = [build_problem(read_request([*words, f"trainer={name}"])).job for name in ("own", "megatron")]
     assert [job.dispatcher for job in jobs] == ["allgather", "alltoall"]
+
+
+def test_the_way_of_tokens_to_experts_and_their_imbalance_change_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=qwen3_30b_a3b", "hardware=h100", "gpus=64", "trainer=megatron", "ep=16", "tp=1", "pp=1", "cp=1"]
+
+    def step_s(*more: str) -> float:
+        return search(build_problem(read_request([*words, *more])), keep=1).best[0].estimate.step.total_s
+
+    usual, deepep, uneven = step_s(), step_s("dispatcher=deepep"), step_s("expert_imbalance=1.5")
+    assert step_s("dispatcher=deepep", "expert_overlap=true") < deepep < usual < uneven
+    assert COMMAND.run([*words, "expert_imbalance=1.5"]) == 0
+    printed = capsys.readouterr().out
+    assert "experts   dispatcher=alltoall expert_overlap=false expert_imbalance=1.5" in printed
+    assert "the imbalance of natural routing" not in printed
 
 
 @pytest.mark.parametrize("text", ["space.tp=null", "space.micro_batch=", "space.tp=-2", "space.tp=1,2"])
