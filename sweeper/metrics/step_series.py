@@ -91,7 +91,8 @@ def find_period(places: np.ndarray, interval: float) -> int:
 
 def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
     blocks = min(BLOCKS, len(logs) // STEPS_OF_BLOCK)
-    values = np.array([part.mean() for part in np.array_split(logs, blocks)])
+    parts = np.array_split(logs, blocks)
+    values, sizes = np.array([part.mean() for part in parts]), [len(part) for part in parts]
     place = np.linspace(-0.5, 0.5, blocks)
     slope = float(place @ values / (place @ place))
     line = values.mean() + slope * place
@@ -107,9 +108,9 @@ def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
     kind: Literal["drift", "jump", "phase"] = "drift" if not is_phase else "jump" if end == blocks else "phase"
     first, last = int(steps[0]), int(steps[-1])
     if is_phase:
-        size, fast, slow = len(logs) // blocks, values[~inside].mean(), values[inside].mean()
-        first = int(steps[_place_edge(logs, begin * len(logs) // blocks, size, fast, slow)])
-        last = last if end == blocks else int(steps[_place_edge(logs, end * len(logs) // blocks, size, slow, fast)])
+        edges, fast, slow = np.cumsum([0, *sizes]), values[~inside].mean(), values[inside].mean()
+        first = int(steps[_place_edge(logs, edges[begin], sizes[0], fast, slow)])
+        last = last if end == blocks else int(steps[_place_edge(logs, edges[end], sizes[0], slow, fast)])
     low, high = (math.expm1(change + sign * 1.96 * error) for sign in (-1, 1))
     return Finding(kind, math.expm1(change), low, high, first, last)
 

@@ -70,9 +70,9 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
             given |= {"checkpointing": "full", "checkpointed_layers": model.layers // 2}
         elif trainer.core == "megatron":
             given["checkpointing"] = "core_attention"
+    compiled, given_state = bool(given.pop("compiled", False)), str(given.pop("state", "fp32"))
     if reason := trainer.find_unsupported(given):
         raise ValueError(reason)
-    compiled, given_state = bool(given.pop("compiled", False)), str(given.pop("state", "fp32"))
     state: Any = DTYPES.get(given_state, given_state)
     layout = Layout(**given)
     for field in COUNTS:

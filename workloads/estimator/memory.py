@@ -237,10 +237,12 @@ def _own_memory(placed: PlacedJob, rank: int, layers: int) -> StageMemory:
 
     first = gradients if layout.microbatches > 1 else head / placed.shard_group.ranks
     working_bytes = max(loss_bytes, backward_bytes + max(head, reduced) * state_bytes)
-    again = embedding if gathers_each_pass and not model.tied else 0.0
+    again, tied = (embedding if gathers_each_pass else 0.0) * (not model.tied), (head if model.tied else 0.0)
+    # A tied matrix stays gathered, and its gradient waits for the embedding's.
+    first_bytes = reduced * state_bytes + tied * element_bytes * (uses_fsdp and not is_whole)
     peaks = (
         count(first, gathered, in_flight(rank, layout) * saved_by_all, working_bytes),
-        count(gradients, 0.0 if gathers_each_pass else gathered, saved, backward_bytes + reduced * state_bytes),
+        count(gradients, tied if gathers_each_pass else gathered, saved, backward_bytes + first_bytes),
         count(gradients, gathered + again, 0.0, embedding * (element_bytes + state_bytes * uses_fsdp)),
     )
     return max(peaks, key=lambda memory: memory.total_gib)

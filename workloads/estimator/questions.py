@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
@@ -97,8 +98,16 @@ class TrainingRun:
 def training_run(
     estimate: JobEstimate, tokens: float, reliability: Reliability, price_per_hour: float | None
 ) -> TrainingRun:
-    """Return the time and cost of training on `tokens` tokens. `price_per_hour` is the price of one GPU."""
+    """Return the time and cost of training on `tokens` tokens. `price_per_hour` is the price of one GPU.
+
+    Raises UserInputError if failures leave less than a thousandth of the time."""
     lost = reliability.lost_share(estimate.gpus)
+    if lost > 0.999:
+        interval_s = reliability.failure_interval_s(estimate.gpus)
+        raise UserInputError(
+            f"failures_per_gpu_day={reliability.failures_per_gpu_day:g}: {estimate.gpus:,} GPUs fail every"
+            f" {interval_s:.3g} s, and restart_s={reliability.restart_s:g}: training would not advance"
+        )
     seconds = tokens / (estimate.tokens_per_s_per_gpu * estimate.gpus) / (1 - lost)
     gpu_hours = seconds / 3600 * estimate.gpus
     return TrainingRun(

@@ -116,7 +116,7 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
             raise UserInputError(f"space.{name}={value}: a layout needs one value")
     values = {name: names.parse_scalar(value) for name, value in texts.items()}
     if workload == "torchtitan":
-        tp, cp, pp = (int(values.get(name, 1)) for name in ("tp", "cp", "pp"))
+        tp, cp, pp = (int(values.get(name) or 1) for name in ("tp", "cp", "pp"))
         all_gpus = values["gpus"] if isinstance(values.get("gpus"), int) else gpus or 1
         dp_shard = all_gpus // (tp * cp * pp)
         reshard = dp_shard * cp == 1 or pp == 1  # torchtitan's fsdp_reshard_after_forward=default

@@ -135,10 +135,8 @@ class Llama(nn.Module):
 def loss_and_gradients(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int, d_weight: Tensor, share: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean loss of `ChunkedLoss` times `share` in fp32, and its gradient with respect to `hidden`.
-
-    The gradient with respect to `weight` is added to `d_weight`. Both are computed in chunks, and no logits are saved.
-    """
+    """Return the mean loss of `ChunkedLoss` times `share` in fp32, and its gradient with respect to `hidden`. The
+    gradient with respect to `weight` is added to `d_weight`. Both are computed in chunks, and no logits are saved."""
     loss = torch.zeros((), device=hidden.device, dtype=torch.float32)
     d_hidden = torch.empty_like(hidden)
     scale = torch.full((), share / len(targets), device=hidden.device)  # a Python number would be compiled in

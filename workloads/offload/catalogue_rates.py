@@ -97,9 +97,7 @@ def model_sizes(parameters: OffloadParameters, gpus: int = 1) -> ModelSizes:
 
 def estimate_rates(model: Model, sequence_length: int, precision: str, cluster: Cluster) -> DeviceRates:
     """Return the rates of one GPU of a cluster, derived from the catalogue, in the form that `device_rates` measures.
-
-    The experts process a chunk of CHUNK_TOKENS, all on this GPU, so their imbalance does not change the work.
-    """
+    The experts process a chunk of CHUNK_TOKENS, all on this GPU, so their imbalance does not change the work."""
     layout = Layout(micro_batch=max(1, CHUNK_TOKENS // sequence_length) if model.experts else 1)
     job = Job(model, layout, sequence_length, precision=precision, state="bf16", manual_backward=True)
     placed = PlacedJob(job, cluster)

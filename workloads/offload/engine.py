@@ -76,10 +76,8 @@ class EmbeddingAndHead:
         self._gradients["embedding.weight"].index_add_(0, tokens.flatten(), d_x)
 
     def loss(self, x: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """Return `share` times the mean loss of a chunk, and its gradient with respect to x[tokens, hidden_size].
-
-        The gradients of the last norm and the LM head are accumulated.
-        """
+        """Return `share` times the mean loss of a chunk, and its gradient with respect to x[tokens, hidden_size]. The
+        gradients of the last norm and the LM head are accumulated."""
         norm, lm_head = self._weights["norm.weight"], self._weights[self._lm_head]
         d_lm_head = self._gradients[self._lm_head]
         normed = self._math.norm(x, norm)
@@ -236,9 +234,7 @@ class Engine:
     @torch.no_grad()
     def rehearse(self, groups: Tensor) -> None:
         """Run one or two rounds of `step`'s tokens without an update or exchanges that other processes would wait for.
-
-        Afterwards, kernels are compiled, and the process has used nearly all the memory that it will need.
-        """
+        Afterwards, kernels are compiled, and the process has used nearly all the memory that it will need."""
         counting, self._math = self._math, copy(self._math)  # the copy counts tokens routed by missing weights
         self.copy_streams.skips_exchanges = True
         for n in range(min(2, self.plan.accumulation_rounds)):  # later rounds add to the gradients of the first one

@@ -28,10 +28,8 @@ class Precision:
     optimizer_states: StateFormat | None = None
 
     def list_state_vectors(self, numel: int) -> list[tuple[int, torch.dtype]]:
-        """Return the length and data type of each vector that the optimizer stores for `numel` parameters.
-
-        The vectors are momentum, variance, with int8 the scales of both, and the master weights if there are any.
-        """
+        """Return the length and data type of each vector that the optimizer stores for `numel` parameters. The vectors
+        are momentum, variance, with int8 the scales of both, and the master weights if there are any."""
         default: StateFormat = "bf16" if self.dtype == torch.bfloat16 and not self.master_weights else "fp32"
         state_format = self.optimizer_states or default
         vectors = 2 * [(numel, STATE_DTYPES[state_format])]
@@ -112,10 +110,8 @@ def _update(
 
 
 def _round_stochastically(values: Tensor, seed: Tensor) -> Tensor:
-    """Round fp32 numbers to bf16 values, away from zero with a probability equal to the truncated fraction.
-
-    The random bits are MurmurHash3's finalizer of index and seed, so all placements and replicas round identically.
-    """
+    """Round fp32 numbers to bf16 values, away from zero with a probability equal to the truncated fraction. The random
+    bits are MurmurHash3's finalizer of index and seed, so all placements and replicas round identically."""
     bits = torch.arange(values.numel(), dtype=torch.int32, device=values.device) + seed
     bits = (bits ^ (bits >> 16 & 0xFFFF)) * (0x85EBCA6B - 2**32)
     bits = (bits ^ (bits >> 13 & 0x7FFFF)) * (0xC2B2AE35 - 2**32)

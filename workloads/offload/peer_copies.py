@@ -98,10 +98,8 @@ class PeerMemory:
     """Flat device tensors that the group's other processes copy into. Every process has tensors of the same sizes."""
 
     def __init__(self, driver: CudaDriver, dtype: torch.dtype, sizes: Sequence[int]) -> None:
-        """Allocate a tensor of zeros for each size, and map the other processes' tensors.
-
-        If the driver refuses one process, all processes raise RuntimeError, or GangOutOfMemory if memory ran out.
-        """
+        """Allocate a tensor of zeros for each size, and map the other processes' tensors. If the driver refuses one
+        process, all processes raise RuntimeError, or GangOutOfMemory if memory ran out."""
         self._driver, self._rank, ranks = driver, dist.get_rank(), dist.get_world_size()
         padded = [-(-numel * dtype.itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for numel in sizes]
         starts = list(accumulate(padded, initial=ALIGNMENT_BYTES))  # one counter per process comes first

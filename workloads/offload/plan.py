@@ -144,10 +144,8 @@ def list_saved_tensors(saved_activations: SavedActivations, segments_per_sequenc
 def count_saved_bytes_per_token(
     shape: Model, saved_activations: SavedActivations, element_bytes: int, segments_per_sequence: int
 ) -> int:
-    """Return the bytes per token that a chunk saves at a layer. The log-sum-exp of attention (lse) is in fp32.
-
-    Gate and up of experts are one GEMM (`workloads.llama.expert_block`), so they are always saved together.
-    """
+    """Return the bytes per token that a chunk saves at a layer. The log-sum-exp of attention (lse) is in fp32. Gate and
+    up of experts are one GEMM (`workloads.llama.expert_block`), so they are always saved together."""
     gate, up = shape.intermediate_size, shape.intermediate_size
     if shape.experts:
         gate, up = 2 * shape.experts_per_token * shape.expert_intermediate_size, 0

@@ -24,10 +24,8 @@ class Turn(NamedTuple):
 
 
 def list_turns(layers: int, chunks: int, ranks: int, rank: int) -> list[Turn]:
-    """Return the turns of a rank in a round: forward over all layers, the head, then backward over all layers.
-
-    Layers are assigned round-robin, because a GPU with adjacent layers would wait for all chunks of the GPU before it.
-    """
+    """Return the turns of a rank in a round: forward over all layers, the head, then backward over all layers. Layers
+    are assigned round-robin, because a GPU with adjacent layers would wait for all chunks of the GPU before it."""
     free, ready = [0] * ranks, [0] * chunks  # the first turn in which each rank is free, and each chunk is ready
     turns: dict[int, Turn] = defaultdict(Turn)
     for stage in range(2 * layers + 1):

@@ -189,10 +189,8 @@ class ActivationStack:
         self._leaving: deque[SavedChunk] = deque()
 
     def push(self, saved: Activations, location: Location) -> None:
-        """Save a chunk's activations. Activations with location `host` are copied there during computation.
-
-        Computation waits for the oldest copies if more than CHUNKS_IN_FLIGHT chunks are being copied.
-        """
+        """Save a chunk's activations. Activations with location `host` are copied there during computation. Computation
+        waits for the oldest copies if more than CHUNKS_IN_FLIGHT chunks are being copied."""
         if location == "device":
             self._chunks.append(SavedChunk(on_device=saved))
             return

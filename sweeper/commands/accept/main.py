@@ -24,9 +24,11 @@ import shlex
 import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -157,12 +159,13 @@ def run_to_end(run: Run, phases: Sequence[Sequence[Any]], deadline_s: float) -> 
 
     def run_tests() -> None:
         outcomes = measure.run_phases(phases, deadline_s, lambda: limit_s() is not None, run.name_running)
-        for job, experiment, result in outcomes:
-            new = list(measure.read_result(job, experiment, result))
-            run.readings += new
-            run.journal.add(new)
-            for line in measure.summarize(job.place, new):
-                run.tell(line)
+        with closing(outcomes):  # after an error too, its workers end before Ray
+            for job, experiment, result in outcomes:
+                new = list(measure.read_result(job, experiment, result))
+                run.readings += new
+                run.journal.add(new)
+                for line in measure.summarize(job.place, new):
+                    run.tell(line)
 
     with head.on_head_lost(lambda _: lost_head.set()):
         try:
@@ -178,9 +181,15 @@ def run_to_end(run: Run, phases: Sequence[Sequence[Any]], deadline_s: float) -> 
             raise
         if lost_head.is_set() and not stop.requested:
             run.console.print("the cluster's head does not respond")
-        code = conclude(run, interrupted=limit_s() is not None)
+        code = SOME_FAILED
+        try:
+            code = conclude(run, interrupted=limit_s() is not None)
+        except Exception:
+            if in_time:
+                raise
+            traceback.print_exc()
         code = SOME_FAILED if code == INTERRUPTED and not stop.requested else code
-        if not in_time:
+        if not in_time:  # a thread that Ray blocks would keep the process from ending
             sys.stdout.flush()
             os._exit(code)
     stop.restore()
@@ -266,7 +275,7 @@ def verify(request: VerifyRequest) -> int:
 
 
 def compare(request: CompareRequest) -> int:
-    """Print the later run's slower and missing results. Return 1 if any is slower, else 3 if any is missing."""
+    """Print the later run's slower, unsure and missing results. Return 1 if any is slower, else 3 if there are any."""
     before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
     changes = records.compare_records(before, after)
     slower = [change for change in changes if change.is_slower]

@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import mean
@@ -158,7 +158,7 @@ def run_phases(
     deadline_s: float,
     is_stopped: Callable[[], bool] = lambda: False,
     report: Callable[[Sequence[Job]], None] = lambda jobs: None,
-) -> Iterator[tuple[Job, Experiment, TrialResult]]:
+) -> Generator[tuple[Job, Experiment, TrialResult], None, None]:
     """Run the phases and yield each result as it arrives. A test that is still running at the deadline has no result,
     and neither has any test that has not ended once `is_stopped`. If there is no result for REPORT_S, `report` gets the
     running jobs.

@@ -36,10 +36,11 @@ def test_a_trend_is_named_with_its_size_and_place(slower: np.ndarray, kind: str,
     assert finding.first == pytest.approx(first, abs=2) and finding.last == pytest.approx(last, abs=2)
 
 
-@given(st.integers(80, 320))
+@given(st.integers(150, STEPS), st.floats(0.25, 0.75))
 @examples(20)
-def test_a_clear_jump_begins_at_its_first_slow_step(first: int) -> None:
-    (finding,) = find_unusual(range(STEPS), series(0.3 * (first <= PLACE)))
+def test_a_clear_jump_begins_at_its_first_slow_step(steps: int, share: float) -> None:
+    first = int(share * steps)
+    (finding,) = find_unusual(range(steps), series(0.3 * (first <= PLACE))[:steps])
     assert (finding.kind, finding.first) == ("jump", first)
 
 

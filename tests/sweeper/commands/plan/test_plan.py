@@ -278,6 +278,12 @@ def test_a_whole_training_costs_what_its_gpu_hours_cost() -> None:
     assert without.days == pytest.approx(training.days * (1 - training.lost_share))
 
 
+def test_training_that_failures_hold_up_is_refused() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=2048", "failures_per_gpu_day=1", "restart_s=3600"]
+    with pytest.raises(UserInputError, match=r"2,048 GPUs fail every 42\.2 s, and restart_s=3600: training would not"):
+        answer(read_request(words))
+
+
 @pytest.mark.parametrize(("failures_s", "checkpoint_s"), [(1e6, 20.0), (1e6, 0.0), (3000.0, 20.0), (100.0, 300.0)])
 def test_failures_cost_what_a_simulation_of_them_loses(failures_s: float, checkpoint_s: float) -> None:
     """With the checkpoint interval that loses the least of those tried; each segment is run until it succeeds."""
