@@ -73,10 +73,10 @@ class TrialJudge:
         )
 
     def derive_step(self, trial: Trial, metrics: Mapping[str, float], ranks: int) -> dict[str, float]:
-        """Return a running trial's metrics at a step, including the MFU if the rate and the peak are known."""
+        """Return a running trial's metrics at a step, including the MFU and the cost if what they need is known."""
         dtype = {**self.work.fixed_parameters(trial.params), **trial.params}.get("dtype")
         peak_tflops = self.hardware.dense_peak_tflops.get(str(dtype))
-        return derivation.with_utilization(metrics, peak_tflops, ranks)
+        return derivation.with_utilization(metrics, peak_tflops, ranks) | cost_metrics(metrics, ranks, self.prices)
 
     def _write_files(self, trial: Trial, result: TrialResult) -> list[str]:
         folder = self.files / f"{trial.number:04d}"

@@ -255,7 +255,8 @@ class Summary:
             return [*lines, f"review   {mask(uri).rstrip('/')}{page}"]
         change_directory = "" if directory == Path.cwd() else f"cd {shlex.quote(str(directory))} && "
         store = f" --backend-store-uri {shlex.quote(mask(uri))}" if uri else ""
-        mlflow = "mlflow" if shutil.which("mlflow") else f"{relative_path(Path(sys.executable))} -m mlflow"
+        python = sys.executable if change_directory else relative_path(Path(sys.executable))
+        mlflow = "mlflow" if shutil.which("mlflow") else f"{python} -m mlflow"
         command = f"review   {change_directory}{mlflow} ui{store}"
         return [*lines, command, f"         http://127.0.0.1:5000{page}"]
 

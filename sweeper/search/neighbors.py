@@ -73,7 +73,8 @@ def describe_stall(
     ratios = values / value if direction == "maximize" else value / values
     if len(ratios) < MIN_NEIGHBOURS or ratios.min() <= FAR_BELOW:
         return ""
-    return f"its {len(ratios)} nearest neighbors are {ratios.min():.0f} to {ratios.max():.0f} times as fast"
+    times = " to ".join(dict.fromkeys(f"{ratio:.0f}" for ratio in (ratios.min(), ratios.max())))
+    return f"its {len(ratios)} nearest neighbors are {times} times as fast"
 
 
 def _key(work: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

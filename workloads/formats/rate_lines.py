@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colors
 
-_NUMBER = r"(\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*([kKM]?)"
+# A number whose groups or decimals are separated otherwise, such as 41'150 or 1,5, is not read in part.
+_NUMBER = r"(?<!\d[,'\u00a0\u202f])(\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)(?![\d.,'\u00a0\u202f]*\d)\s*([kKM]?)"
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
 _PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
@@ -33,7 +34,7 @@ _RATES = [
 ]
 _TIME = re.compile(
     r"(?:\b(?:step|iter|iteration|batch)[ _]?time|(?<![\w-])(?<![A-Za-z] )(?:time|dt))"
-    r"['\"]?\s*[:= ]\s*(\d[\d,]*\.?\d*)\s*(ms|s)\b"
+    r"['\"]?\s*[:= ]\s*(\d+(?:,\d{3})*(?:\.\d*)?)(?![\d.,']*\d)\s*(ms|s)\b"
 )
 _STEP = re.compile(
     r"(?<![\w-])(?<!total )(?<!max )(?:global_step|step|iteration|iter)s?['\"]?[\s:=#]{1,4}(\d+)", re.IGNORECASE

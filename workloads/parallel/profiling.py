@@ -72,10 +72,8 @@ def profile_step(
 
 
 def compute_part_shares(recorded: list[tuple[str, Interval]], exchanged: list[Interval]) -> dict[str, float]:
-    """Return the time shares of the EXPERT_KERNELS parts in a device's recording, and the share of token exchanges.
-
-    The result is empty if no experts run, since attention and losses of other models use kernels with the same names.
-    """
+    """Return the time shares of the EXPERT_KERNELS parts in a device's recording, and the share of token exchanges. The
+    result is empty if no experts run, since attention and losses of other models use kernels with the same names."""
     intervals = {
         part: [interval for name, interval in recorded if any(word in name.lower() for word in words)]
         for part, words in EXPERT_KERNELS.items()

@@ -231,10 +231,8 @@ Initializer = Callable[[str, tuple[int, ...]], Tensor]
 
 
 def build_initializer(seed: int, device: torch.device, *, is_tied: bool = False) -> Initializer:
-    """Return a function that maps a parameter's name and size to its initial value, the same in every layout.
-
-    Matrices are normally distributed with the deviation `initial_deviation`; norms are ones, biases and sinks zeros.
-    """
+    """Return a function that maps a parameter's name and size to its initial value, the same in every layout. Matrices
+    are normally distributed with the deviation `initial_deviation`; norms are ones, biases and sinks zeros."""
     generator = torch.Generator(device)
 
     def initialize(name: str, size: tuple[int, ...]) -> Tensor:

@@ -120,10 +120,8 @@ def gathers_fp8(layer: nn.Module) -> bool:
 
 
 def fill_buffers(module: nn.Module, seed: int) -> None:
-    """Fill the buffers of layers that were converted on the meta device, which are uninitialized after `to_empty`.
-
-    The buffers of nvfp4 are the key of its stochastic rounding and the signs of its Hadamard transform.
-    """
+    """Fill the buffers of layers that were converted on the meta device, which are uninitialized after `to_empty`. The
+    buffers of nvfp4 are the key of its stochastic rounding and the signs of its Hadamard transform."""
     layers: list[Any] = [layer for layer in module.modules() if type(layer).__name__ == "NVFP4Linear"]
     if not layers:
         return

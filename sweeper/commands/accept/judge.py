@@ -123,11 +123,9 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
 
 
 def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]) -> Verdict:
-    """Return the verdict on the whole cluster.
-
-    The cluster fails if a test fails or `doctor` finds a problem with a GPU. The verdict is inconclusive if a test is
-    inconclusive, a problem with a node affects results, or no result could be compared.
-    """
+    """Return the verdict on the whole cluster. The cluster fails if a test fails or `doctor` finds a problem with a
+    GPU. The verdict is inconclusive if a test is inconclusive, a problem with a node affects results, or no result
+    could be compared."""
     verdicts = {judgement.verdict for judgement in judgements}
     verdicts |= {finding_verdict(finding.location) for finding in findings if finding.affects_results}
     if Verdict.FAIL in verdicts:

@@ -63,7 +63,11 @@ class IngestRequest(StoreRequest):
 
 def import_paths(request: IngestRequest) -> int:
     """Import each file and print a summary. Return 2 if a file named in the command cannot be imported."""
+    from sweeper.tracking.mlflow_store import find_damage, sqlite_path
+
     uri = None if request.check else request.open_uri()
+    if uri and (file := sqlite_path(uri)) and file.exists() and (reason := find_damage(file)):
+        raise UserInputError(f"{file}: {reason}")
     if request.device and imported.get_hardware(request.device) is None:
         raise UserInputError(f"device={request.device}: unknown device. {suggest(request.device, catalogue())}")
     try:

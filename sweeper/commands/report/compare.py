@@ -41,7 +41,7 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
             return note, []
     first_results, second_results = map(ranking.find_best_results, sides)
     if not first_results:
-        return f"{first} has no complete trial", []
+        return f"{first} has no complete trial with a speed", []
     labels = ranking.label_works([result.work for result in (*first_results, *second_results)])
     works: list[comparison.ComparedWork] = []
     for result, work_label in zip(first_results, labels, strict=False):  # the rest are the second sweep's labels
@@ -65,7 +65,7 @@ def _compare_results(
     unit = ranking.SPEED_UNITS[sides[0].speed_metric]
     unit += " per device" if max(side.devices for side in sides) > 1 else ""
     compared = comparison.judge(before, after, gate)
-    bases = [f"{side.rounds} rounds of finals" if side.rounds else "the steps of one trial" for side in sides]
+    bases = [f"{side.rounds} rounds of finals" if side.rounds else "the steps of one trial" for side in sides[::-1]]
     basis = f"{bases[0]} each" if bases[0] == bases[1] else " against ".join(bases)
     return comparison.ComparedWork(
         work=label,
@@ -87,7 +87,7 @@ def _describe_spaces(stored: Stored, first: str, second: str) -> str:
 
 def _explain_difference(result: ranking.BestResult, others: list[ranking.BestResult]) -> str:
     if not others:
-        return "it has no complete trial"
+        return "it has no complete trial with a speed"
     work, *other_works = ({**side.work, "devices": str(side.devices)} for side in (result, *others))
     differences = [
         ranking.describe_differences(work, other_work) or [f"metric {other.speed_metric}"]

@@ -61,7 +61,7 @@ def _describe_winner(result: BestResult, stored: Stored) -> str:
     method = f"mean of {result.rounds} rounds of the finals" if result.rounds else "a single trial"
     interval = f"95% {format_interval(speed.low, speed.high)}, " if speed.has_interval else ""
     sweeps = (stored.sweeps["tag.workload"] == result.work.get("workload")).sum()
-    where = f"In the latest sweep, {result.trial['tag.sweeper.study']}, on" if sweeps > 1 else "On"
+    where = f"In the sweep {result.trial['tag.sweep']}, on" if sweeps > 1 else "On"
     return (
         f"{where} {result.platform} the fastest is {_format_point(result.trial, names)} with "
         f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]} ({interval}{method})"
@@ -70,7 +70,7 @@ def _describe_winner(result: BestResult, stored: Stored) -> str:
 
 
 def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
-    others = result.trials[result.trials.index != result.trial.name]
+    others = _select(result.trials[result.trials.index != result.trial.name], result)
     column = f"metric.final_{result.speed_metric}"
     if result.rounds:
         speeds = others[column].astype(float).dropna() if column in others else pd.Series(dtype=float)

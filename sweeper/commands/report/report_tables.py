@@ -186,7 +186,7 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
         typed = {title: [*map(_type_cells, rows)] for title, rows in (content | {BEST_RESULTS: rows}).items()}
         return json.dumps(typed, indent=1, ensure_ascii=False)
     if not rows:
-        raise UserInputError("format=csv: there is no complete trial")
+        raise UserInputError("format=csv: there is no complete trial with a speed")
     exported = pd.DataFrame(rows).dropna(axis="columns", how="all").map(spreadsheet_cell)
     return exported.rename(columns=spreadsheet_cell).to_csv(index=False).rstrip()
 

@@ -194,7 +194,8 @@ class Sweep:
         if disturbed:
             numbers = ", ".join(str(record.number) for record in disturbed[:SHOWN_DISTURBED])
             more = f" and {len(disturbed) - SHOWN_DISTURBED} more" if len(disturbed) > SHOWN_DISTURBED else ""
-            self._display.note(f"again    trials {numbers}{more}, which other processes disturbed")
+            reason = "which other processes disturbed, or which are far behind similar ones"
+            self._display.note(f"again    trials {numbers}{more}, {reason}")
         return bool(disturbed)
 
     def _describe_stall(self, record: TrialRecord, neighbors: Neighbors | None = None) -> str:

@@ -29,6 +29,14 @@ def judge(
     return trial_judge.build_record(Trial(0, {}), result, attempts=1, elapsed_s=1.0)
 
 
+def test_a_step_of_a_running_trial_has_its_cost_for_the_pruner(tmp_path: Path) -> None:
+    work = WorkIdentifier(registry.load("probe"), Space())
+    arguments = (Criteria.of({"cost_per_million_tokens": "minimize"}), Hardware(name="h200"), {}, lambda _: {})
+    priced = TrialJudge(*arguments, work, tmp_path, Prices(per_hour=3.6))
+    step = priced.derive_step(Trial(0, {}), {"tokens_per_s": 1000.0}, ranks=2)
+    assert step["cost_per_million_tokens"] == pytest.approx(2.0)  # two devices for 1,000 s at 3.6 an hour
+
+
 def test_a_rate_above_the_peak_of_the_vendor_fails_the_trial(tmp_path: Path) -> None:
     record = judge(tmp_path, flops_per_step=303e12)
     assert record.status is TrialStatus.FAILED and record.metrics == {}

@@ -130,6 +130,12 @@ def test_a_launchers_prefix_does_not_hide_the_configuration(prefix: str) -> None
     assert reader.reported_config == {"micro_batch": 2, "sequence_length": 8192, "gpus": 32, "global_batch": 16}
 
 
+def test_torchtitan_s_line_on_its_batch_is_read_without_its_configuration() -> None:
+    line = "[titan] INFO - Trainer is initialized with local batch size 1, global batch size 8, sequence length 8192, "
+    reader, _ = read(f"{line}total steps 100 (warmup 2)")
+    assert reader.reported_config == {"micro_batch": 1, "global_batch": 8, "sequence_length": 8192}
+
+
 @given(st.lists(st.text(alphabet="iteration: 0123456789/|.,%stepl\x1b[m\x00é \t-", max_size=200), max_size=20))
 def test_any_lines_are_read_without_an_error(lines: list[str]) -> None:
     reader = LogReader()

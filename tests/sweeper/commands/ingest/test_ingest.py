@@ -93,6 +93,8 @@ def test_a_new_folder_is_made_and_one_that_cannot_be_is_refused_in_a_line(
     with pytest.raises(SystemExit) as stop:
         main([log, f"dir={tmp_path / 'new' / 'folder'}"])
     assert not stop.value.code and list((tmp_path / "new" / "folder").glob("*.db"))
+    (tmp_path / "mlflow.db").write_text("no database")
+    assert ingest(log, f"dir={tmp_path}") == 2 and "mlflow.db: is not a SQLite database" in capsys.readouterr().err
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit) as stop:
         main([log, f"dir={tmp_path / 'file' / 'folder'}"])

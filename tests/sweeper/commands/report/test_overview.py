@@ -55,7 +55,8 @@ def test_the_fastest_of_several_data_types_is_that_of_the_latest_sweep() -> None
     later = stored.sweeps.assign(**{"tag.sweeper.study": "t", "start": pd.Timestamp(1, unit="s", tz="UTC")})
     trials = stored.trials.assign(**{"tag.sweeper.study": ["s", "t"]})
     both = Stored(pd.concat([stored.sweeps, later], ignore_index=True), trials)
-    latest = " In the latest sweep, t, on H200 the fastest is the only configuration with 1,000"
+    both.trials["tag.sweep"] = ["first", "later"]
+    latest = " In the sweep later, on H200 the fastest is the only configuration with 1,000"
     assert latest in overview.describe(both)
 
 
