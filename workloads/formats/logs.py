@@ -163,9 +163,11 @@ class LogReader:
     def _make_step(self, row: LogFormat, number: int, texts: Mapping[str, str], line: str) -> Step | None:
         if number < self._second_last:  # ranks are at most one printed step apart, so the program has restarted
             self._begin_start()
-        elif number <= self._last:
-            return None
         metrics, resolutions = _rename_metrics(row.metrics, texts)
+        for name in metrics.keys() & {"peak_device_gib", "peak_memory_gib"}:  # the maximum over all ranks
+            metrics[name] = self.memory[name] = max(metrics[name], self.memory.get(name, 0.0))
+        if number <= self._last:
+            return None
         if row.is_of_interval and "step_time_s" in metrics:
             steps = number - self._last if self._last >= 0 else 1 if number == 1 else 0
             time_s, resolutions["step_time_s"] = metrics.pop("step_time_s"), resolutions["step_time_s"] / (steps or 1)

@@ -28,7 +28,7 @@ _RATES = [
     for unit, name, convert in _UNITS
     for pattern in (
         rf"(?<![\w/]){unit}['\"]?\s*[:=]\s*{_NUMBER}",
-        rf"(?<![\w.])(?<!step )(?<!iter ){_NUMBER}\s*{unit}(?!/)",
+        rf"(?<![\w.])(?<!^step )(?<!^iter )(?<![^/_]step )(?<![^/_]iter ){_NUMBER}\s*{unit}(?!/)",
         rf"(?<![\w/]){unit}\s+{_NUMBER}",
     )
 ]

@@ -130,11 +130,9 @@ def _derive(result: ImportedResult, times_s: tuple[float, ...], statistic: str) 
 
 
 def find_contradictions(result: ImportedResult, derived: Mapping[str, float]) -> list[str]:
-    """Return a message for each contradiction between values of a result.
-
-    A claim contradicts the derived value of the same metric over the same steps if they differ by more than 5%. If a
-    rate and the rate per GPU are off by the same factor, only one message is returned.
-    """
+    """Return a message for each contradiction between values of a result. A claim contradicts the derived value of the
+    same metric over the same steps if they differ by more than 5%. If a rate and the rate per GPU are off by the same
+    factor, only one message is returned."""
     claims = result.claims
     ours = _derive(result, claims.step_times_s or drop_warmup(result.step_times_s), claims.statistic)
     ratios = {

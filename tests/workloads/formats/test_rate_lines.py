@@ -19,6 +19,8 @@ from workloads.formats.rate_lines import read_rates
         ("step 5 dt 20 ms 100 tokens/s", {"tokens_per_s": 100, "step_time_s": 0.02}),
         ("total time 30 s", {}),
         ("0 tok/s", {}),
+        ("step 3 loss 1.0 50 ms/step 123350.0 tok/s", {"tokens_per_s": 123350, "step_time_s": 0.05, "loss": 1.0}),
+        ("step 3 it/s", {}),
         ("1,234,567.5 tok/s", {"tokens_per_s": 1234567.5}),
         ("41150,8 tok/s", {}),
         ("41'150 tok/s", {}),
