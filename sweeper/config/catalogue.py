@@ -93,11 +93,9 @@ def list_figures(hardware: Hardware) -> list[tuple[str, str, str]]:
 
 
 def is_kind(gpu: GpuIdentity, label: str | None, hardware: Hardware) -> bool:
-    """Return whether a GPU is of this kind, judging by its PCI id, then its name, then Ray's label.
-
-    Ray derives an AMD GPU's label from the id, which AMD SMI may report even if it reports no name. Ray's labels for
-    NVIDIA GPUs are ignored because they omit the form factor, which affects the peaks.
-    """
+    """Return whether a GPU is of this kind, judging by its PCI id, then its name, then Ray's label. Ray derives an AMD
+    GPU's label from the id, which AMD SMI may report even if it reports no name. Ray's labels for NVIDIA GPUs are
+    ignored because they omit the form factor, which affects the peaks."""
     device_id = (gpu.device_id or "").lower().removeprefix("0x")
     if device_id in hardware.device_ids:
         return True
