@@ -70,8 +70,6 @@ def derive(
         metrics |= _rate("tokens_per_s", tokens, step_time)
         if (achieved := (achieved_tflops or {}).get(first.matrix_dtype)) and "tflops" in metrics:
             metrics["mamf_utilization"] = metrics["tflops"] / (achieved * world_size)
-    if not (first.is_rate or tokens or moved_bytes or first.flops_per_step):  # the only speed that is known
-        metrics |= _rate("steps_per_s", 1.0, step_time)
     metrics |= energy_metrics(measurements, world_size)
     if world_size > 1:
         if first.independent:  # the ranks' devices were measured separately, at the same time

@@ -15,7 +15,7 @@ from sweeper.config.resolution import ResolvedConfig, check_program
 from sweeper.config.schema import Config
 from sweeper.config.space import Interval, Parameters, Space
 from sweeper.config.space_checks import WarmStart
-from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.criteria import DIRECTIONS, Criteria
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.calibration import CalibrationFile, calibrate_device, device_key, find_calibration
 from sweeper.preflight.clusters import build_machine, choose_topology
@@ -24,7 +24,7 @@ from sweeper.preflight.devices import describe_problems, select_devices
 from workloads.api import registry
 from workloads.api.contract import Machine
 from workloads.api.errors import UserInputError
-from workloads.api.metrics import COST, Need, find_source, get_metric
+from workloads.api.metrics import COST, Need, find_missing, find_source, get_metric
 from workloads.api.secrets import masked
 from workloads.suggestions import hint
 
@@ -248,6 +248,10 @@ def _find_reasons(metric: str, resolved: ResolvedConfig, target: Target, gpus: i
             yield f"the bandwidth of {name} is not known; use gb_per_s, or set hardware.bandwidth_tb_s="
         case Need.CEILING if not has_ceiling:
             yield f"no matmul rate of {target.model} was measured; run workload=matmul first"
+    measures, ours = resolved.workload.measures, [row for row in DIRECTIONS if row not in config.metrics]
+    if measures and metric in ours and (missing := find_missing(metric, measures)):
+        measured = ", ".join(row for row in ours if not find_missing(row, measures))
+        yield f"a trial of {config.workload.name} has no {missing[0]}. Available: {measured}"
     is_of_several = get_metric(metric).needs is Need.RANKS or (metric != base and find_source(base))
     if gpus == 1 and is_of_several:
         yield "it compares the ranks of a trial, which has one; set gpus="

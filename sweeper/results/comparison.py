@@ -14,9 +14,11 @@ import numpy as np
 import pandas as pd
 
 from sweeper.common.format import count, format_number, format_point
+from sweeper.metrics.criteria import Objective
 from sweeper.metrics.intervals import MIN_STEPS, Interval, interval_of_steps, level_of_median
-from sweeper.results.ranking import find_speed_metric, read_work, select_complete
+from sweeper.results.ranking import find_objective, read_work, select_complete
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, find_worst, run_of_interval
+from workloads.api.metrics import get_metric
 
 SHOWN_PAIRS = 5
 NOT_COMPARED = "not compared"
@@ -30,17 +32,23 @@ class ComparedWork:
     device: str
     earlier: str = ""
     now: str = ""
+    objective: Objective
     result: Comparison | None = None  # None if the work was not compared
     detail: str  # the basis of the verdict, or why there is no verdict
     changed: str = ""  # software versions that differ
 
     @property
     def outcome(self) -> str:
-        return str(self.result.verdict if self.result else NOT_COMPARED)
+        if self.result is None:
+            return NOT_COMPARED
+        return word_verdict(self.result.verdict, self.objective)
 
     @property
     def change(self) -> str:
-        return self.result.ratio.change if self.result else ""
+        """The relative change of the objective's value, with its 95% interval."""
+        if self.result is None:
+            return ""
+        return find_change(self.result, self.objective).change
 
     def __str__(self) -> str:
         heading = f"{self.work} on {self.device}: {self.outcome}"
@@ -50,9 +58,24 @@ class ComparedWork:
         return f"{heading}, {self.change}\n  {self.now} against {self.earlier}; {self.detail}{changed}"
 
 
-def judge(before: Interval, after: Interval, gate: Gate) -> Comparison:
+def word_verdict(verdict: Verdict, objective: Objective) -> str:
+    """Return the verdict in words that fit the objective: only a rate is faster or slower."""
+    if get_metric(objective.metric).is_rate:
+        return str(verdict)
+    return str(verdict).replace("faster", "better").replace("slower", "worse")
+
+
+def find_change(comparison: Comparison, objective: Objective) -> Interval:
+    """Return the new value over the earlier one. The comparison's own ratio is above 1 if the new runs are better."""
+    ratio = comparison.ratio
+    if objective.direction == "maximize":
+        return ratio
+    return Interval(*(1 / bound for bound in (ratio.value, ratio.high, ratio.low)))
+
+
+def judge(before: Interval, after: Interval, gate: Gate, *, less_is_better: bool = False) -> Comparison:
     """Compare `after` with `before`, treating each as a separate run."""
-    earlier, new = (run_of_interval(*value.bounds) for value in (before, after))
+    earlier, new = (run_of_interval(*value.bounds, less_is_better=less_is_better) for value in (before, after))
     return compare_runs([earlier], [new], gate)
 
 
@@ -70,7 +93,8 @@ def describe_spread(comparison: Comparison) -> str:
 def describe_comparison(works: Sequence[ComparedWork], gate: Gate) -> tuple[str, Verdict | None]:
     """Return the comparison as text that ends with the verdict, and the verdict (None if nothing was compared)."""
     worst = find_worst([work.result for work in works if work.result])
-    verdict = [f"verdict: {worst.verdict}, at a threshold of {gate.threshold:g}"] if worst else []
+    words = {work.outcome for work in works if worst and work.result and work.result.verdict is worst.verdict}
+    verdict = [f"verdict: {' or '.join(sorted(words))}, at a threshold of {gate.threshold:g}"] if worst else []
     return "\n".join([*map(str, works), *verdict]), worst.verdict if worst else None
 
 
@@ -89,9 +113,10 @@ class Pair(NamedTuple):
 def find_pairs(first: pd.DataFrame, second: pd.DataFrame) -> list[Pair]:
     """Pair complete trials with equal work, parameters and devices. Return the pairs, largest difference first."""
     first, second = select_complete(first), select_complete(second)
-    metric = find_speed_metric(first) if len(first) else None
-    if metric is None or not len(second) or f"metric.{metric}" not in second:
+    objective = find_objective(first) if len(first) else None
+    if objective is None or not len(second) or f"metric.{objective.metric}" not in second:
         return []
+    metric = objective.metric
     speeds = {point_key(row): float(row[f"metric.{metric}"]) for row in second.to_dict("records")}
     pairs = []
     for row in first.to_dict("records"):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sweeper.metrics.criteria import Criteria, Limit
-from sweeper.results.ranking import SPEED_UNITS, BestResult, find_best_results
+from sweeper.results.ranking import SPEEDS, BestResult, find_best_results, state_objective
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.mlflow_store import KIND, STUDY
 from workloads.api.errors import UserInputError
@@ -122,7 +122,8 @@ class Stored:
     """Tables of sweeps, of trials, and of results imported from other tools.
 
     The columns of every table are `run`, `run_id`, `parent`, `status`, `start`, `end`, and `param.…`, `metric.…` and
-    `tag.…`. A trial also has the sweep's constants as `param.…` and the result of the sweep's finals as `final.…`.
+    `tag.…`. A trial also has the sweep's constants as `param.…`, the result of the sweep's finals as `final.…`,
+    and in `objective` the metric and direction that rank it in place of the speed, or None.
     `is_beyond_limit` is true for a trial that one of the sweep's limits excludes.
     """
 
@@ -181,6 +182,7 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
         shared[study_id] = {
             **{f"param.{name}": value for name, value in run.data.params.items()},
             "workload": tags.get("workload", ""),
+            "objective": state_objective(json.loads(tags.get(mlflow_store.OBJECTIVES, "{}"))),
             **_finals_columns(metrics, next(finals, None), winner, metrics.get("final_rounds", 0.0)),
         }
     rows = []
@@ -192,7 +194,7 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
         # A trial exceeds a limit in the search, or as the median over the rounds of the finals.
         is_beyond = mlflow_store.EXCEEDED in tags or any(limit.excess(metrics) > 0 for limit in limits[study_id])
         # Finals with several objectives have no winner, so each trial keeps its speed from the finals.
-        speed = next((name for name in SPEED_UNITS if f"final_{name}" in metrics), None)
+        speed = next((name for name in SPEEDS if f"final_{name}" in metrics), None)
         in_finals = _finals_columns(metrics, speed, tags.get("sweeper.trial"), front_rounds[study_id])
         rows.append({**shared[study_id], **in_finals, **_columns(run), "is_beyond_limit": is_beyond})
     return Stored(sweeps, pd.DataFrame(rows), pd.DataFrame([_columns(run) for run in imported]))
@@ -203,7 +205,7 @@ def _finals_columns(metrics: Mapping[str, float], name: str | None, trial: str |
         return {}
     bounds = {"value": "", "low": "_ci_low", "high": "_ci_high"}
     values = {f"final.{key}": metrics.get(f"final_{name}{end}", math.nan) for key, end in bounds.items()}
-    return {"final.speed": name, "final.trial": trial, "final.rounds": rounds, **values}
+    return {"final.metric": name, "final.trial": trial, "final.rounds": rounds, **values}
 
 
 def _columns(run: Any) -> dict[str, Any]:

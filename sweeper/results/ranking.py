@@ -8,17 +8,19 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.metrics.criteria import Objective
 from sweeper.metrics.derivation import first_known
 from sweeper.metrics.intervals import Interval
 from sweeper.preflight.work import SEARCHED
-from workloads.api.metrics import ROWS
+from workloads.api.metrics import ROWS, SUFFIXES, get_metric
 
 # The names in a work's identity that have their own columns in tables.
 MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
 # Prefixes of the metrics that are proportional to a trial's speed: rates, and the rates' intervals and per-GPU values.
 RATES = tuple(row.name for row in ROWS if row.is_rate)
-# Speed metrics and their units. Trials of the same kind of work are ranked by the first of these that they have.
-SPEED_UNITS = {row.name: row.unit or row.name for row in sorted(ROWS, key=lambda row: row.speed) if row.speed}
+# Trials of the same kind of work are ranked by the first of these that they have, unless their sweep has another
+# objective than a rate, such as a loss.
+SPEEDS = tuple(row.name for row in sorted(ROWS, key=lambda row: row.speed) if row.speed)
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class BestResult:
     work: dict[str, str]  # the identity of the work; only results with equal identity are ranked or compared
     device: str
     devices: int
-    speed_metric: str  # the metric that ranks the trials, one of `SPEED_UNITS`; `speed` is its best value
-    speed: Interval
+    objective: Objective  # the metric that ranks the trials; `estimate` is its best value
+    estimate: Interval
     trial: pd.Series  # the row of the best trial
     trials: pd.DataFrame  # the rows from which the best trial was chosen
     rounds: int = 0  # the number of finals rounds in the mean values; 0 for a single trial
@@ -47,6 +49,21 @@ class BestResult:
         return bool(self.trial.get("tag.hardware") == "cpu")
 
     @property
+    def is_rate(self) -> bool:
+        """Whether the result is a speed, of which each device has a share. Other values, such as a loss, are whole."""
+        return get_metric(self.objective.metric).is_rate
+
+    @property
+    def unit(self) -> str:
+        """The unit of the estimate, or the metric's name if it has none."""
+        return find_unit(self.objective.metric)
+
+    @property
+    def per_device(self) -> Interval:
+        """The estimate, divided by the number of devices if it is a rate."""
+        return self.estimate.scaled(1 / self.devices) if self.is_rate else self.estimate
+
+    @property
     def metrics(self) -> dict[str, float]:
         names = [name for name in map(str, self.trial.index) if name.startswith("metric.")]
         return {name.removeprefix("metric."): float(self.trial[name]) for name in names if pd.notna(self.trial[name])}
@@ -60,10 +77,10 @@ class BestResult:
 
 
 def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
-    """Group results that can share an axis (equal work and speed metric), keyed by a label of the work."""
+    """Group results that can share an axis (equal work and objective), keyed by a label of the work."""
     groups: dict[str, list[BestResult]] = {}
     for result, label in zip(results, label_works([result.work for result in results]), strict=True):
-        unit = [] if result.speed_metric == "tokens_per_s" else [f"({SPEED_UNITS[result.speed_metric]})"]
+        unit = [] if result.objective.metric == "tokens_per_s" else [f"({result.unit})"]
         groups.setdefault(" ".join([label, *unit]), []).append(result)
     return groups
 
@@ -92,10 +109,31 @@ def sort_by_platform(results: Sequence[BestResult]) -> list[BestResult]:
     return sorted(results, key=lambda result: (result.device, result.devices))
 
 
-def find_speed_metric(trials: pd.DataFrame) -> str | None:
-    """Return the metric by which these trials are ranked, or None if they have no speed."""
-    present = (name for name in SPEED_UNITS if f"metric.{name}" in trials)
-    return next((name for name in present if trials[f"metric.{name}"].notna().any()), None)
+def find_unit(metric: str) -> str:
+    """Return the unit of a metric's stored values, or the metric's name if it has no unit or is shown as a multiple."""
+    row = get_metric(metric)
+    return row.unit if row.unit and row.factor == 1 else metric
+
+
+def find_objective(trials: pd.DataFrame) -> Objective | None:
+    """Return the objective that ranks these trials, or None if they have neither a speed nor an objective's value.
+
+    A sweep's only objective ranks its trials. Rates are proportional to the speed, so one speed stands for all."""
+    stated = list(trials["objective"].dropna()) if "objective" in trials else []
+    candidates = [Objective(*stated[0].split())] if stated else [Objective(name, "maximize") for name in SPEEDS]
+    present = (candidate for candidate in candidates if f"metric.{candidate.metric}" in trials)
+    return next((goal for goal in present if trials[f"metric.{goal.metric}"].notna().any()), None)
+
+
+def state_objective(objectives: Mapping[str, str]) -> str | None:
+    """Return a sweep's metric and direction as text if they rank its trials in place of the speed."""
+    if len(objectives) != 1:
+        return None
+    ((name, direction),) = objectives.items()
+    base = name
+    for suffix in SUFFIXES:
+        base = base.removesuffix(suffix)
+    return None if get_metric(base).is_rate else f"{name} {direction}"
 
 
 def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
@@ -115,33 +153,37 @@ def read_value(row: Any, metric: str) -> Interval:
 
 
 def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
-    """Return the best result for each device, device count and kind of work, sorted by work, then by speed."""
+    """Return the best result for each device, device count and kind of work, sorted by work, then best first."""
     complete = select_complete(trials)
     if "is_beyond_limit" in complete:
         complete = complete[~complete["is_beyond_limit"].astype(bool)]
     if not len(complete):
         return []
-    groups: dict[Hashable, list[int]] = {}  # row positions of the trials, by work and platform
+    groups: dict[Hashable, list[int]] = {}  # row positions of the trials, by work, platform and objective
     for position, row in enumerate(complete.to_dict("records")):
         if work := read_work(row):  # version 0.1 recorded no work
-            groups.setdefault((tuple(sorted(work.items())), *_read_platform(row)), []).append(position)
+            stated = row.get("objective")
+            ranked_by = stated if isinstance(stated, str) else ""
+            groups.setdefault((tuple(sorted(work.items())), *_read_platform(row), ranked_by), []).append(position)
     results = []
     for rows in groups.values():
         group = complete.iloc[rows]
-        metric = find_speed_metric(group)
-        if metric is None:
+        objective = find_objective(group)
+        if objective is None:
             continue
+        metric = objective.metric
         ranked = group[group[f"metric.{metric}"].notna()]
-        best, rounds = ranked.iloc[int(rank_speeds(ranked, metric).to_numpy().argmax())].copy(), 0
+        best, rounds = ranked.iloc[int(rank_losses(ranked, objective).to_numpy().argmin())].copy(), 0
         if _won_finals(ranked.loc[[best.name]], metric).iloc[0]:
             rounds = int(best["final.rounds"])
             _apply_finals(best, metric)
-        speed = read_value(best, metric)
-        results.append(BestResult(read_work(best), *_read_platform(best), metric, speed, best, ranked, rounds))
+        estimate = read_value(best, metric)
+        results.append(BestResult(read_work(best), *_read_platform(best), objective, estimate, best, ranked, rounds))
 
     def sort_key(result: BestResult) -> tuple[list[str], list[tuple[str, str]], str, float]:
         main = [result.work.get(name, "") for name in MAIN_WORK_NAMES]
-        return main, sorted(result.work.items()), result.speed_metric, -result.speed.value
+        goal = result.objective
+        return main, sorted(result.work.items()), goal.metric, goal.loss(result.estimate.value)
 
     return sorted(results, key=sort_key)
 
@@ -151,29 +193,36 @@ def _read_platform(row: Any) -> tuple[str, int]:
     return device if isinstance(device, str) else "unknown", int(count) if isinstance(count, str) else 1
 
 
-def rank_speeds(ranked: pd.DataFrame, metric: str) -> pd.Series:
-    """Return the speeds by which trials are ranked.
+def rank_losses(ranked: pd.DataFrame, objective: Objective) -> pd.Series:
+    """Return the values by which trials are ranked, with the sign chosen so that lower is better.
 
     The best of many single trials owes its place partly to luck. If a sweep has finals, only the winner counts, with
-    its values from the finals. A single trial of another sweep is then ranked by the lower bound of its interval.
+    its values from the finals. A single trial of another sweep is then ranked by the worse bound of its interval.
     """
-    speeds = ranked[f"metric.{metric}"].astype(float)
+    metric = objective.metric
+    losses = ranked[f"metric.{metric}"].astype(float) * objective.loss(1.0)
     is_winner = _won_finals(ranked, metric)
     if not is_winner.any():
-        return speeds
-    if f"metric.{metric}_ci_low" in ranked:
-        speeds = ranked[f"metric.{metric}_ci_low"].astype(float).fillna(speeds)
+        return losses
+    worse = f"metric.{metric}_ci_{'low' if objective.direction == 'maximize' else 'high'}"
+    if worse in ranked:
+        losses = (ranked[worse].astype(float) * objective.loss(1.0)).fillna(losses)
     has_finals = ranked["tag.sweeper.study"].isin(ranked.loc[is_winner, "tag.sweeper.study"])
-    return speeds.mask(has_finals, ranked["final.value"].where(is_winner, -math.inf).astype(float))
+    final = ranked["final.value"].astype(float) * objective.loss(1.0)
+    return losses.mask(has_finals, final.where(is_winner, math.inf))
 
 
 def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
-    if "final.speed" not in trials:
+    if "final.metric" not in trials:
         return pd.Series(False, trials.index)
-    return (trials["final.speed"] == metric) & (trials["final.trial"] == trials["tag.sweeper.trial"])
+    return (trials["final.metric"] == metric) & (trials["final.trial"] == trials["tag.sweeper.trial"])
 
 
 def _apply_finals(best: pd.Series, metric: str) -> None:
+    if metric not in RATES:
+        for name, end in {"value": "", "low": "_ci_low", "high": "_ci_high"}.items():
+            best[f"metric.{metric}{end}"] = best[f"final.{name}"]
+        return
     factor = best["final.value"] / best[f"metric.{metric}"]
     rates = tuple(f"metric.{rate}" for rate in RATES)
     for column in best.index:  # all rates of the burst change by the same factor, as the work is equal

@@ -252,7 +252,7 @@ def opening_message(
                 "hardware": plan.target.hardware.name,
                 "device": plan.target.model,
                 "command": command,
-                **({mlflow_store.OBJECTIVES: objectives} if plan.criteria.has_front else {}),
+                mlflow_store.OBJECTIVES: objectives,
                 "git_commit": provenance["git"].get("commit", ""),
                 "driver": driver_versions(provenance),
                 **versions,

@@ -46,7 +46,9 @@ FRONT_SHARE = "front_share"  # a metric of a remeasured point on the front
 FRONT_VERDICT = "front_verdict"  # of a remeasured point: on the front, dominated, not sure, or the exceeded limit
 SAME_AS = "same_as"  # of a remeasured point: the trials that do not differ from the point significantly
 EXCEEDED = "exceeded"  # of a finalist: the limits that the median over the rounds exceeds
-OBJECTIVES = "objectives"  # of a sweep with several objectives: the directions by metric, as JSON
+OBJECTIVES = (
+    "objectives"  # of a sweep: the directions by metric, as JSON. Before 0.3, only of one with several objectives
+)
 REFUSED = "not_written"  # of a trial: why MLflow rejects the values
 LIMITS = "limits"  # of a sweep, as JSON: bound and direction by metric (in earlier versions, only the bound)
 WORK = "work"  # the identity of a trial's work, as JSON

@@ -239,6 +239,9 @@ class Workload:
         ways: names of the parameters that define how the work is computed or measured. Results that differ in these
             parameters may be ranked together. Any other parameter is part of the work if a sweep holds the parameter
             constant, and counts as "searched" if the sweep searches it.
+        measures: the parts of a measurement beyond `step_times_s`, and the metrics that have a row in metrics.toml but
+            no source, of a complete trial, separated by spaces. An objective that needs others is refused; empty if
+            they are not known beforehand.
         benchmark_version: name and version of the measurement method. Results of different versions are not compared.
         module: the submodule that measures the workload and may import torch.
         min_world_size: the smallest number of ranks in a trial.
@@ -261,6 +264,7 @@ class Workload:
     settings: Any = None
     work: tuple[str, ...] = ()
     ways: tuple[str, ...] = ()
+    measures: ClassVar[str] = ""
     benchmark_version: ClassVar[str]
     module: ClassVar[str] = "run"
     min_world_size: ClassVar[int] = 1

@@ -5,6 +5,7 @@ The rows drive tables, plots, objectives, limits, the checks before a sweep and 
 may also report metrics that have no row; these are shown under their own names.
 """
 
+import re
 import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
@@ -72,6 +73,10 @@ ENDINGS = {
 }
 
 
+_PARTS = re.compile(r"\b\w+_per_step\b|\benergy\b|\b(?:baseline|sustained)_step_times_s\b")
+GPU_READINGS = ("power_w", "temperature_c")  # which every workload has on a GPU
+
+
 def get_metric(name: str) -> Metric:
     unit = next((unit for end, unit in ENDINGS.items() if name.endswith(end)), "")
     return METRICS.get(name) or Metric(name, unit)
@@ -82,3 +87,12 @@ def find_source(name: str) -> str:
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return get_metric(name).source
+
+
+def find_missing(name: str, measures: str) -> list[str]:
+    """Return what this metric needs of a measurement beyond step times and `Workload.measures`."""
+    if name in GPU_READINGS:
+        return []
+    source = find_source(name)
+    needed = _PARTS.findall(source) if source else [name]
+    return [part for part in needed if part not in measures.split()]

@@ -73,6 +73,7 @@ class Attention(Workload):
 
     name = "attention"
     Parameters = AttentionParameters
+    measures = "flops_per_step sustained_step_times_s energy relative_error"
     benchmark_version = "attention/1"
     work = ("mode", "causal", "dtype", "statistic")
     ways = ("kernel", "warmup", "repeats", "sustained_s", "seed")

@@ -39,6 +39,7 @@ class Collectives(Workload):
     Parameters: type = CollectivesParameters
     work: tuple[str, ...] = ("collective", "ranks", "dtype")
     ways = ("warmup", "repeats")
+    measures = "bus_gb_s"
     benchmark_version = "collectives/1"
     min_world_size = 2
     max_world_size = None

@@ -127,6 +127,7 @@ class GroupedMatmul(Workload):
 
     name = "grouped_matmul"
     Parameters = GroupedMatmulParameters
+    measures = "flops_per_step sustained_step_times_s energy relative_error"
     benchmark_version = "grouped/1"
     work = ("model", "layer", "product", "imbalance", "dtype", "statistic")
     ways = ("backend", "warmup", "repeats", "sustained_s", "seed")

@@ -97,6 +97,7 @@ class Matmul(Workload):
     # Each repeat is timed separately on the same random inputs and rewrites the output. GPU settings stay the same. On
     # a CPU, repeats disturbed by other processes are repeated (new in 4). On a GPU, the cost of events is subtracted,
     # many short warm calls are timed together, and the flush reads and writes (new in 5).
+    measures = "flops_per_step sustained_step_times_s energy relative_error"
     benchmark_version = "burst/5"
     work = ("model", "dtype", "output_dtype", "accumulation", "statistic")
     ways = ("layout", "backend", "warmup", "warmup_s", "repeats", "sustained_s", "seed")

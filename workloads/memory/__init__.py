@@ -34,6 +34,7 @@ class Memory(Workload):
 
     name = "memory"
     Parameters = MemoryParameters
+    measures = "bytes_per_step"
     benchmark_version = "memory/1"
     work = ("operation",)
     ways = ("warmup", "repeats")

@@ -132,6 +132,8 @@ class Offload(Workload):
         *("dtype", "master_weights", "optimizer_states", "rounding", "imbalance"),
     )
     ways = ("distribution", "warmup", "warmup_rounds", "steps", "save_to", "profile", "seed")
+    measures = "tokens_per_step flops_per_step hardware_flops_per_step energy loss peak_device_gib peak_host_gib"
+    measures += " copied_gib_per_step exchanged_gib_per_step copy_wait_share optimizer_share"
     benchmark_version = "offload/2"
     reports_steps = True
     max_world_size = None

@@ -242,6 +242,7 @@ class Parallel(Workload):
         *(*EXPERT_PARAMETERS, "data", "tokenizer"),
     )
     ways = (*LAYOUT_PARAMETERS, "async_tp", "tp_across_nodes", "compile", "warmup", "steps", "gc_freq", "seed")
+    measures = "tokens_per_step flops_per_step hardware_flops_per_step energy loss peak_device_gib"
     # New in 2: new tokens in each step, fp32 state and PyTorch's block by default, FSDP in torchtitan's units.
     # New in 3: initial weights as in torchtitan.
     benchmark_version = "parallel/3"

@@ -155,6 +155,7 @@ class Gemm(PrecisionWorkload):
     Parameters = GemmParameters
     work = ("recipe", "model")
     ways = ("warmup", "repeats", "seed")
+    measures = "flops_per_step baseline_step_times_s energy sqnr_db"
     # The recipe and bf16 are interleaved, with a cold cache and operands that were converted beforehand. The cost of
     # events is subtracted, and the flush reads and writes (new in 2, here and below).
     benchmark_version = "gemm/2"
@@ -168,6 +169,7 @@ class Casts(PrecisionWorkload):
     Parameters = CastParameters
     work = ("format", "direction")
     ways = ("implementation", "warmup", "repeats", "seed")
+    measures = "bytes_per_step"
     benchmark_version = "cast/2"
     recipes, note, module = Format, OF_CASTS, "casts"
 
@@ -179,5 +181,6 @@ class Linear(PrecisionWorkload):
     Parameters = LinearParameters
     work = ("recipe", "model", "part")
     ways = ("warmup", "repeats", "seed")
+    measures = "flops_per_step baseline_step_times_s energy sqnr_db sqnr_input_gradient_db sqnr_weight_gradient_db"
     benchmark_version = "linear/2"
     recipes, note, module = TrainingRecipe, OF_LAYERS, "layers"

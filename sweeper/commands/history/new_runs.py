@@ -7,6 +7,7 @@ from typing import Any
 
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, round_value
 from sweeper.results import ranking
+from sweeper.results.comparison import find_change, word_verdict
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, run_of_interval
 from workloads.api.errors import UserInputError
@@ -53,16 +54,19 @@ def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
             trials[trials["tag.sweeper.study"] == sweep["tag.sweeper.study"]] if len(trials) else trials
         )
         if not results:
-            raise UserInputError(f"{sweep['run']}: the sweep has no complete trial with a speed")
+            raise UserInputError(f"{sweep['run']}: the sweep has no complete trial to rank")
+        if unfit := next((result for result in results if not result.estimate.value > 0), None):
+            value, name = unfit.estimate.value, unfit.objective.metric
+            raise UserInputError(f"{sweep['run']}: {name} is {value:g}. A history compares only values above 0")
         runs += [_build_run(sweep, result) for result in results]
     return runs
 
 
 def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
     identity = Identity(
-        metric=result.speed_metric,
-        unit=ranking.SPEED_UNITS[result.speed_metric],
-        direction="maximize",
+        metric=result.objective.metric,
+        unit=result.unit,
+        direction="minimize" if result.objective.direction == "minimize" else "maximize",
         work={**result.work, **ranking.read_space(sweep, result.work)},  # results compare only in equal spaces
         device=result.device,
         devices=result.devices,
@@ -73,11 +77,11 @@ def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
     versions = {key.removeprefix(VERSION_TAG): text for key, text in tags.items() if key.startswith(VERSION_TAG)}
     versions["driver"] = tags.get("tag.driver", "")
     point = {key: result.trial[f"param.{key}"] for key in ranking.list_varying_parameters(result.trials)}
-    low, high = (round_value(bound) if result.speed.has_interval else None for bound in result.speed.bounds[1:])
+    low, high = (round_value(bound) if result.estimate.has_interval else None for bound in result.estimate.bounds[1:])
     run = RecordedRun(
         sweep=sweep["run"],
         date=sweep["start"].strftime("%Y-%m-%dT%H:%M:%SZ"),
-        value=round_value(result.speed.value),
+        value=round_value(result.estimate.value),
         low=low,
         high=high,
         point={key: value for key, value in point.items() if isinstance(value, str)},
@@ -110,7 +114,8 @@ def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compar
 def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: bool) -> History:
     """Return the history with these runs added.
 
-    Raises UserInputError if a run is already in the history, or if new runs are slower or faster than their level.
+    Raises UserInputError if a run is already in the history, or if new runs are slower or faster than their level,
+    or worse or better.
     """
     for identity, new in _group(runs):
         series = history.find(identity)
@@ -118,11 +123,12 @@ def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: b
             raise UserInputError(f"{known.sweep} of {known.date}: already in the history")
         if series and not new_level:
             result = _compare(identity, series.level, new, gate)
-            if result.verdict in (Verdict.FASTER, Verdict.SLOWER):  # the level would mix two speeds
+            if result.verdict in (Verdict.FASTER, Verdict.SLOWER):  # the level would mix two values
+                verdict = word_verdict(result.verdict, identity.objective)
+                change = find_change(result, identity.objective).value - 1
                 raise UserInputError(
-                    f"{new[-1].sweep}: {result.verdict} than the runs before "
-                    f"({result.ratio.value - 1:+.1%}). --new-level starts a new level, with which later runs are "
-                    "compared"
+                    f"{new[-1].sweep}: {verdict} than the runs before ({change:+.1%}). --new-level starts a new "
+                    "level, with which later runs are compared"
                 )
         for place, run in enumerate(new):
             history = history.append(identity, replace(run, starts_level=bool(series) and new_level and not place))

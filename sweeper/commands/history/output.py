@@ -28,6 +28,7 @@ def describe_works(compared: Sequence[Compared]) -> list[ComparedWork]:
             ComparedWork(
                 work=label,
                 device=identity.hardware,
+                objective=identity.objective,
                 now=_describe_level(identity, item.new),
                 earlier=_describe_level(identity, item.earlier) if result else "",
                 result=result,

@@ -13,6 +13,7 @@ from typing import Literal
 from sweeper.cli.command import writing
 from sweeper.common.files import write_whole
 from sweeper.config.validation import build
+from sweeper.metrics.criteria import Objective
 from sweeper.metrics.intervals import Interval
 from workloads.api.errors import UserInputError, describe_os_error
 
@@ -39,6 +40,10 @@ class Identity:
         devices = {"device": self.device, "number of devices": str(self.devices)}
         metric = {"metric": self.metric, "unit": self.unit, "direction": self.direction, "basis": self.basis}
         return {**self.work, **devices, **metric}
+
+    @property
+    def objective(self) -> Objective:
+        return Objective(self.metric, self.direction)
 
     @property
     def hardware(self) -> str:

@@ -21,6 +21,7 @@ from sweeper.pages.parameter_charts import build_grid_axis, build_heatmap, find_
 from sweeper.results import ranking
 from sweeper.results.imported import Imported, list_results, select_fastest
 from sweeper.results.mlflow_results import Stored
+from workloads.api.metrics import get_metric
 
 MIN_TRIALS_FOR_HISTORY = 5
 MIN_TRIALS_FOR_MEMORY = 3
@@ -47,7 +48,7 @@ def build_charts(stored: Stored) -> Iterator[Chart]:
         for work, work_trials in ranking.split_by_work(sweep_trials):
             title = f"{sweep}, {work}" if work else str(sweep)
             yield from build_heatmaps(title, work_trials)
-            yield from _build_speed_charts(title, work_trials)
+            yield from _build_trial_charts(title, work_trials)
     yield from _build_timeline(stored.trials)
     yield from build_imported_charts(stored.imported)
 
@@ -60,10 +61,10 @@ def _build_parameters(work: str, results: Sequence[ranking.BestResult]) -> Itera
     with_platform = parameters
     if trials["platform"].nunique() > 1:
         with_platform = pd.concat([trials["platform"], parameters], axis="columns")
-    label = f"{ranking.SPEED_UNITS[results[0].speed_metric]} per device"
-    ranks, speeds = trials["rank"], trials["speed_per_device"]
+    label = results[0].unit + (" per device" if results[0].is_rate else "")
+    ranks, values = trials["rank"], trials["value"]
     title = f"Parallel coordinates: {work}"
-    yield parameter_charts.build_parallel_coordinates(title, with_platform, ranks, speeds, label)
+    yield parameter_charts.build_parallel_coordinates(title, with_platform, ranks, values, label)
     if importances := parameter_charts.compute_importances(ranks, parameters):
         yield parameter_charts.build_importances(f"Parameter importances: {work}", importances)
 
@@ -75,13 +76,14 @@ def select_varying_parameters(trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def rank_trials(results: Sequence[ranking.BestResult]) -> pd.DataFrame:
-    """Return one kind of work's trials on several platforms, with columns `platform`, `speed_per_device` and `rank`.
-    The rank of a trial among all trials of the platform is 1 for the fastest and near 0 for the slowest."""
+    """Return one kind of work's trials on several platforms, with columns `platform`, `value` (rates per device)
+    and `rank`. The rank of a trial among all trials of the platform is 1 for the best and near 0 for the worst."""
     parts = []
     for platform, result in zip(list_names(results), results, strict=True):
-        speeds = result.trials[f"metric.{result.speed_metric}"]
-        per_device = speeds / result.devices
-        parts.append(result.trials.assign(platform=platform, speed_per_device=per_device, rank=speeds.rank(pct=True)))
+        values = result.trials[f"metric.{result.objective.metric}"]
+        ranks = values.rank(pct=True, ascending=result.objective.direction == "maximize")
+        shares = values / result.devices if result.is_rate else values
+        parts.append(result.trials.assign(platform=platform, value=shares, rank=ranks))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -103,7 +105,7 @@ def group_by_scaling(results: Sequence[ranking.BestResult]) -> Iterator[tuple[st
 def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd.DataFrame) -> Iterator[Chart]:
     """Build a chart of speed against the number of GPUs, with ideal scaling and the cost model's projection. Build no
     chart if the work has no tokens/s, or if no device has results for several counts or a projection."""
-    if results[0].speed_metric != "tokens_per_s":
+    if results[0].objective.metric != "tokens_per_s":
         return
     figure = go.Figure()
     assumptions = []
@@ -130,7 +132,7 @@ def _build_scaling(title: str, results: Sequence[ranking.BestResult], sweeps: pd
 
 
 def _read_projection(result: ranking.BestResult, sweeps: pd.DataFrame) -> tuple[dict[int, float], str]:
-    column = f"tag.projected_{result.speed_metric}"
+    column = f"tag.projected_{result.objective.metric}"
     is_sweep = sweeps["tag.sweeper.study"] == result.trial["tag.sweeper.study"]
     stored = sweeps[is_sweep & sweeps[column].notna()] if column in sweeps else sweeps[:0]
     if not len(stored):
@@ -143,7 +145,7 @@ def _add_device(
     figure: go.Figure, by_count: Sequence[ranking.BestResult], projected: Mapping[int, float], color: str
 ) -> None:
     smallest = by_count[0]
-    per_device = smallest.speed.value / smallest.devices
+    per_device = smallest.estimate.value / smallest.devices
     counts = sorted({result.devices for result in by_count} | set(projected))
     ideal = [per_device * count for count in counts]
     add_band(figure, counts, ideal, LINEAR_BANDS, color)
@@ -153,8 +155,8 @@ def _add_device(
         style = {"mode": "lines+markers", "line": {"color": color, "dash": "dot"}, "marker": {"symbol": "circle-open"}}
         name = f"{smallest.device}, projected"
         figure.add_scatter(x=list(projected), y=list(projected.values()), name=name, **style)
-    speeds = [result.speed for result in by_count]
-    shares = [f"{result.speed.value / (per_device * result.devices):.0%}" for result in by_count[1:]]
+    speeds = [result.estimate for result in by_count]
+    shares = [f"{result.estimate.value / (per_device * result.devices):.0%}" for result in by_count[1:]]
     points = {"x": [result.devices for result in by_count], "y": [speed.value for speed in speeds]}
     texts = {"text": ["", *shares], "textposition": "bottom right", "mode": "lines+markers+text"}
     figure.add_scatter(**points, error_y=build_error_bars(speeds), line_color=color, name=smallest.device, **texts)
@@ -164,37 +166,41 @@ def build_heatmaps(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
     """Build heatmaps over the first two varying numeric parameters, or a scatter chart if most points are untried."""
     complete = ranking.select_complete(trials)
     numeric = [name for name in ranking.list_varying_parameters(trials) if is_numeric(trials[f"param.{name}"])]
-    speed_metric = ranking.find_speed_metric(complete)
-    if speed_metric is None or len(numeric) < 2:
+    objective = ranking.find_objective(complete)
+    if objective is None or len(numeric) < 2:
         return
+    goal = objective.metric
     x, y = numeric[:2]
     grid = trials.assign(x=pd.to_numeric(trials[f"param.{x}"]), y=pd.to_numeric(trials[f"param.{y}"]))
     columns, rows = grid.x.nunique(), grid.y.nunique()
     if min(columns, rows) < 2:
         return
-    unit = ranking.SPEED_UNITS[speed_metric]
+    unit = ranking.find_unit(goal)
     if columns * rows > min(MAX_POINTS, 4 * len(grid)):
-        # Draw the fastest trials last, so that they are on top.
-        points = ranking.select_complete(grid).sort_values(f"metric.{speed_metric}").tail(MAX_POINTS)
-        speeds = points[f"metric.{speed_metric}"]
-        marker = {"color": speeds, "colorscale": "Viridis", "colorbar": {"title": unit}, "size": 11}
-        text = [f"{run}: {format_number(speed)} {unit}" for run, speed in zip(points["run"], speeds, strict=True)]
+        # Draw the best trials last, so that they are on top.
+        rising = objective.direction == "maximize"
+        points = ranking.select_complete(grid).sort_values(f"metric.{goal}", ascending=rising).tail(MAX_POINTS)
+        values = points[f"metric.{goal}"]
+        marker = {"color": values, "colorscale": "Viridis", "colorbar": {"title": unit}, "size": 11}
+        text = [f"{run}: {format_number(value)} {unit}" for run, value in zip(points["run"], values, strict=True)]
         figure = go.Figure(go.Scatter(x=points.x, y=points.y, mode="markers", marker=marker, text=text))
         figure.update_xaxes(title=x).update_yaxes(title=y)
         yield Chart(f"{title}: {unit} over {x} and {y}", [figure])
         return
-    labels = {speed_metric: unit}
-    for metric, label in HEATMAP_METRICS.items() if speed_metric == "tokens_per_s" else ():
+    labels = {goal: unit}
+    for metric, label in HEATMAP_METRICS.items() if goal == "tokens_per_s" else ():
         if f"metric.{metric}" in complete and complete[f"metric.{metric}"].notna().any():
             labels[metric] = label
-    figures = [_build_marked_heatmap(grid, metric, label, x, y) for metric, label in labels.items()]
+    minimize = objective.direction == "minimize"
+    figures = [_build_marked_heatmap(grid, metric, label, x, y, minimize=minimize) for metric, label in labels.items()]
     yield Chart(f"{title}: best {', '.join(labels.values())} over {x} and {y}", figures)
 
 
-def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y: str) -> go.Figure:
+def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y: str, *, minimize: bool) -> go.Figure:
     x_axis, y_axis = build_grid_axis(x, grid.x.tolist()), build_grid_axis(y, grid.y.tolist())
     values = grid[f"metric.{metric}"] * (100 if label.endswith("%") else 1)
-    figure = build_heatmap(x_axis, y_axis, find_best_in_cells(x_axis, y_axis, values.tolist()), label)
+    best = find_best_in_cells(x_axis, y_axis, values.tolist(), minimize=minimize)
+    figure = build_heatmap(x_axis, y_axis, best, label)
     worked = ranking.select_complete(grid).set_index(["x", "y"]).index
     is_marked = (grid["tag.outcome"] == "infeasible") & ~grid.set_index(["x", "y"]).index.isin(worked)
     marks = [[axis.labels[cell] for cell in compress(axis.cells, is_marked)] for axis in (x_axis, y_axis)]
@@ -202,27 +208,29 @@ def _build_marked_heatmap(grid: pd.DataFrame, metric: str, label: str, x: str, y
     return figure.add_scatter(x=marks[0], y=marks[1], text=grid[is_marked].get("tag.reason"), **style)
 
 
-def _build_speed_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
+def _build_trial_charts(title: str, trials: pd.DataFrame) -> Iterator[Chart]:
     complete = ranking.select_complete(trials)
-    speed_metric = ranking.find_speed_metric(complete)
-    if speed_metric is None:
+    objective = ranking.find_objective(complete)
+    if objective is None:
         return
-    unit = ranking.SPEED_UNITS[speed_metric]
-    ranked = complete.assign(y=complete[f"metric.{speed_metric}"])
+    unit = ranking.find_unit(objective.metric)
+    ranked = complete.assign(y=complete[f"metric.{objective.metric}"])
+    best_so_far = pd.Series.cummax if objective.direction == "maximize" else pd.Series.cummin
     ranked = ranked[ranked.y.notna()]
     if len(complete) >= MIN_TRIALS_FOR_HISTORY:
         in_order = ranked.sort_values("start").tail(MAX_POINTS)
         in_order = in_order.assign(x=pd.to_numeric(in_order["tag.sweeper.trial"]))
-        best = in_order.assign(y=in_order.y.cummax())
+        best = in_order.assign(y=best_so_far(in_order.y))
         yield Chart(f"{title}: trials", [parameter_charts.build_points(in_order, best, "best so far", "trial", unit)])
     memory = next((f"metric.{name}" for name in MEMORY_METRICS if f"metric.{name}" in complete), None)
     if memory is None:
         return
     by_memory = ranked.assign(x=ranked[memory]).dropna(subset="x").sort_values("x")
     if len(by_memory) >= MIN_TRIALS_FOR_MEMORY:
-        front = by_memory[by_memory.y >= by_memory.y.cummax()]
+        front = by_memory[by_memory.y == best_so_far(by_memory.y)]
         figure = parameter_charts.build_points(by_memory, front, "Pareto front", "memory of one device, GiB", unit)
-        yield Chart(f"{title}: speed against memory", [figure])
+        name = "speed" if get_metric(objective.metric).is_rate else objective.metric
+        yield Chart(f"{title}: {name} against memory", [figure])
 
 
 def _build_timeline(trials: pd.DataFrame) -> Iterator[Chart]:

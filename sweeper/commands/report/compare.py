@@ -41,17 +41,22 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
             return note, []
     first_results, second_results = map(ranking.find_best_results, sides)
     if not first_results:
-        return f"{first} has no complete trial with a speed", []
+        return f"{first} has no complete trial to rank", []
     labels = ranking.label_works([result.work for result in (*first_results, *second_results)])
     works: list[comparison.ComparedWork] = []
     for result, work_label in zip(first_results, labels, strict=False):  # the rest are the second sweep's labels
-        label, metric = f"{work_label} {result.speed_metric}", result.speed_metric
-        same_work = [other for other in second_results if (other.work, other.speed_metric) == (result.work, metric)]
-        if metric == "tokens_per_s":  # training on a different number of devices is different work
+        label, metric = f"{work_label} {result.objective.metric}", result.objective.metric
+        same_work = [
+            other for other in second_results if (other.work, other.objective) == (result.work, result.objective)
+        ]
+        # Training on a different number of devices is different work, and so is a step.
+        if not result.is_rate or metric in ("tokens_per_s", "samples_per_s"):
             same_work = [other for other in same_work if other.devices == result.devices]
         if not same_work:
             reason = f"{second} has no comparable result ({_explain_difference(result, second_results)})"
-            works.append(comparison.ComparedWork(work=label, device=result.platform, detail=reason))
+            works.append(
+                comparison.ComparedWork(work=label, device=result.platform, objective=result.objective, detail=reason)
+            )
         works += [_compare_results(label, (first, result), (second, other), gate) for other in same_work]
     return note, works
 
@@ -60,12 +65,13 @@ def _compare_results(
     label: str, earlier: tuple[str, ranking.BestResult], new: tuple[str, ranking.BestResult], gate: Gate
 ) -> comparison.ComparedWork:
     sides = [result for _, result in (earlier, new)]
-    before, after = (side.speed.scaled(1 / side.devices) for side in sides)
+    before, after = (side.per_device for side in sides)
     platforms = list(dict.fromkeys(side.platform for side in sides))
-    unit = ranking.SPEED_UNITS[sides[0].speed_metric]
-    unit += " per device" if max(side.devices for side in sides) > 1 else ""
-    compared = comparison.judge(before, after, gate)
-    bases = [f"{side.rounds} rounds of finals" if side.rounds else "the steps of one trial" for side in sides[::-1]]
+    goal, unit = sides[0].objective, sides[0].unit
+    unit += " per device" if sides[0].is_rate and max(side.devices for side in sides) > 1 else ""
+    compared = comparison.judge(before, after, gate, less_is_better=goal.direction == "minimize")
+    single = "the steps of one trial" if sides[0].is_rate else "one trial"
+    bases = [f"{side.rounds} rounds of finals" if side.rounds else single for side in sides[::-1]]
     basis = f"{bases[0]} each" if bases[0] == bases[1] else " against ".join(bases)
     return comparison.ComparedWork(
         work=label,
@@ -73,6 +79,7 @@ def _compare_results(
         earlier=f"{before} of {earlier[0]}",
         now=f"{after} {unit} of {new[0]}",
         result=compared,
+        objective=goal,
         detail=f"from {basis}; {comparison.describe_spread(compared)}",
     )
 
@@ -87,10 +94,10 @@ def _describe_spaces(stored: Stored, first: str, second: str) -> str:
 
 def _explain_difference(result: ranking.BestResult, others: list[ranking.BestResult]) -> str:
     if not others:
-        return "it has no complete trial with a speed"
+        return "it has no complete trial to rank"
     work, *other_works = ({**side.work, "devices": str(side.devices)} for side in (result, *others))
     differences = [
-        ranking.describe_differences(work, other_work) or [f"metric {other.speed_metric}"]
+        ranking.describe_differences(work, other_work) or [f"metric {other.objective.metric}"]
         for other, other_work in zip(others, other_works, strict=True)
     ]
     fewest = min(differences, key=len)

@@ -62,13 +62,14 @@ class SweepFront:
 
 def find_fronts(stored: Stored) -> list[SweepFront]:
     """Return the fronts of sweeps with several objectives and at least one ranked trial, ordered by start time."""
-    if f"tag.{mlflow_store.OBJECTIVES}" not in stored.sweeps or not len(stored.trials):
+    column = f"tag.{mlflow_store.OBJECTIVES}"
+    if column not in stored.sweeps or not len(stored.trials):
         return []
     fronts = []
     for sweep in stored.sweeps.sort_values("start").to_dict("records"):
         study = sweep["tag.sweeper.study"]
         trials = stored.trials[stored.trials["tag.sweeper.study"] == study]
-        if isinstance(sweep[f"tag.{mlflow_store.OBJECTIVES}"], str) and len(trials):
+        if isinstance(sweep[column], str) and len(json.loads(sweep[column])) > 1 and len(trials):
             front = _read_front(sweep, trials)
             fronts += [front] if front.records else []
     return fronts

@@ -16,7 +16,7 @@ from sweeper.common.format import DOUBTFUL, TIE, count, format_interval, format_
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.pages.trial_tables import varying_parameters
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.ranking import SPEED_UNITS, BestResult, list_varying_parameters, rank_speeds, read_value
+from sweeper.results.ranking import BestResult, list_varying_parameters, rank_losses, read_value
 from workloads.api.metrics import get_metric
 
 
@@ -39,8 +39,8 @@ def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
     sweeps = stored.sweeps.sort_values("start").to_dict("records") if len(stored.sweeps) else []
     studies = [sweep["tag.sweeper.study"] for sweep in sweeps]
     workloads = {sweep["tag.sweeper.study"]: sweep.get("tag.workload") for sweep in sweeps}
-    # With several kinds of work in a sweep, such as dtypes, use the winner of the finals, else the fastest result.
-    best_results = sorted(stored.best_results, key=lambda result: (result.rounds > 0, result.speed.value))
+    # With several kinds of work in a sweep, such as dtypes, use the winner of the finals, else the best result.
+    best_results = sorted(stored.best_results, key=lambda r: (r.rounds > 0, -r.objective.loss(r.estimate.value)))
     found: dict[str, BestResult | SweepFront] = {r.trial["tag.sweeper.study"]: r for r in best_results}
     found |= {front.study: front for front in fronts}
     latest: dict[Any, str] = {}
@@ -57,40 +57,45 @@ def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
 
 def _describe_winner(result: BestResult, stored: Stored) -> str:
     names = list_varying_parameters(_select(stored.trials, result))
-    speed = result.speed
+    estimate = result.estimate
     method = f"mean of {result.rounds} rounds of the finals" if result.rounds else "a single trial"
-    interval = f"95% {format_interval(speed.low, speed.high)}, " if speed.has_interval else ""
+    interval = f"95% {format_interval(estimate.low, estimate.high)}, " if estimate.has_interval else ""
     sweeps = (stored.sweeps["tag.workload"] == result.work.get("workload")).sum()
     where = f"In the sweep {result.trial['tag.sweep']}, on" if sweeps > 1 else "On"
+    place = "fastest" if result.is_rate else f"best {result.objective.metric}"
     return (
-        f"{where} {result.platform} the fastest is {_format_point(result.trial, names)} with "
-        f"{format_number(speed.value)} {SPEED_UNITS[result.speed_metric]} ({interval}{method})"
+        f"{where} {result.platform} the {place} is {_format_point(result.trial, names)} with "
+        f"{format_number(estimate.value)} {result.unit} ({interval}{method})"
         f"{_describe_lead(result, names, stored)}."
     )
 
 
 def _describe_lead(result: BestResult, names: list[str], stored: Stored) -> str:
     others = _select(result.trials[result.trials.index != result.trial.name], result)
-    column = f"metric.final_{result.speed_metric}"
+    goal, estimate = result.objective, result.estimate
+    column = f"metric.final_{goal.metric}"
     if result.rounds:
-        speeds = others[column].astype(float).dropna() if column in others else pd.Series(dtype=float)
+        losses = others[column].astype(float).map(goal.loss) if column in others else pd.Series(dtype=float)
     else:
-        speeds = rank_speeds(others, result.speed_metric)
-    speeds = speeds[speeds > 0]
-    if not len(speeds):
+        losses = rank_losses(others, goal)
+    losses = losses[losses < (0 if result.is_rate else math.inf)]
+    if not len(losses):
         return ""
-    second = others.iloc[others.index.get_loc(speeds.idxmax())]
-    in_finals = result.rounds or speeds.max() == second.get(column)
-    value = read_value(second, f"final_{result.speed_metric}" if in_finals else result.speed_metric)
-    lead = f", {100 * (result.speed.value / value.value - 1):.1f}% ahead of {_format_point(second, names)}"
+    second = others.iloc[others.index.get_loc(losses.idxmin())]
+    in_finals = result.rounds or losses.min() == read_value(second, f"final_{goal.metric}").value * goal.loss(1.0)
+    value = read_value(second, f"final_{goal.metric}" if in_finals else goal.metric)
+    lead = f", ahead of {_format_point(second, names)} with {format_number(value.value)}"
+    if result.is_rate:
+        lead = f", {100 * (estimate.value / value.value - 1):.1f}% ahead of {_format_point(second, names)}"
     if result.rounds:
         verdicts = _select(stored.sweeps, result).get("tag.winner", pd.Series(dtype=str)).dropna()
         is_tie = any(str(verdict).startswith(TIE) for verdict in verdicts)
         doubt = ", of rounds that differ by more than noise" if verdicts.str.contains(DOUBTFUL).any() else ""
         return f"{lead}; the finals {'call it a tie' if is_tie else 'confirm it'}{doubt}"
-    if not (result.speed.has_interval and value.has_interval):
+    if not (estimate.has_interval and value.has_interval):
         return f"{lead}, of unknown certainty: there are no intervals to compare"
-    return lead + (", with disjoint intervals" if value.high < result.speed.low else ", but their intervals overlap")
+    are_disjoint = value.high < estimate.low or estimate.high < value.low
+    return lead + (", with disjoint intervals" if are_disjoint else ", but their intervals overlap")
 
 
 def _select(runs: pd.DataFrame, result: BestResult) -> pd.DataFrame:
@@ -98,7 +103,7 @@ def _select(runs: pd.DataFrame, result: BestResult) -> pd.DataFrame:
 
 
 def _describe_use(result: BestResult) -> str:
-    hours = 1e9 / result.speed.value / SECONDS_PER_HOUR if result.speed_metric == "tokens_per_s" else math.nan
+    hours = 1e9 / result.get_metric("tokens_per_s") / SECONDS_PER_HOUR
     texts = {
         "takes {} ms a step": format_number(result.get_metric("step_time_ms")),
         "reaches {}% of the dense peak (MFU)": format_percent(result.get_metric("mfu")),

@@ -14,7 +14,7 @@ from sweeper.commands.report.notes import NOTES
 from sweeper.metrics.intervals import Interval
 from sweeper.pages.chart_style import COLORS, GRAY, bar_chart_height_px, build_error_bars
 from sweeper.pages.html_page import Chart
-from sweeper.results.ranking import SPEED_UNITS, BestResult, read_value
+from sweeper.results.ranking import BestResult, read_value
 
 VENDORS = re.compile(r"\b(NVIDIA|AMD Instinct|AMD) ")
 UNKNOWN = Interval(math.nan)
@@ -47,10 +47,10 @@ def list_names(results: Sequence[BestResult]) -> list[str]:
 
 
 def build_panels(results: Sequence[BestResult]) -> list[Panel]:
-    """Return nine panels for results ranked by tokens/s, or one panel with the speed for other work."""
-    speeds = [result.speed for result in results]
-    if results[0].speed_metric != "tokens_per_s":
-        return [Panel("", SPEED_UNITS[results[0].speed_metric], {"": speeds})]
+    """Return nine panels for results ranked by tokens/s, or one panel for other work."""
+    estimates = [result.estimate for result in results]
+    if results[0].objective.metric != "tokens_per_s":
+        return [Panel("", results[0].unit, {"": estimates})]
     rank = "process" if results[0].is_cpu else "GPU"
     flops = [read_value(result.trial, "tflops") for result in results]
     tokens_per_gpu, flops_per_gpu = (
@@ -69,9 +69,9 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
         tokens = result.trials["metric.tokens_per_s"]
         spread.append(list(tokens / result.devices))
         # For a single configuration, a gain over the median is meaningless.
-        gains.append(Interval(result.speed.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN)
+        gains.append(Interval(result.estimate.value / float(tokens.median())) if len(tokens) > 1 else UNKNOWN)
     return [
-        Panel("Tokens", "tokens/s", {"": speeds}),
+        Panel("Tokens", "tokens/s", {"": estimates}),
         Panel("Computation", "TFLOP/s", {"": flops}),
         Panel("Utilization of the peak", "%", utilizations),
         Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": tokens_per_gpu}),

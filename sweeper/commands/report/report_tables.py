@@ -123,19 +123,20 @@ def build_failures_table(trials: pd.DataFrame) -> Table:
 def _build_best_results_table(results: Sequence[BestResult], trials: pd.DataFrame, prices: Prices | None) -> Table:
     rows = []
     distinctions = ranking.list_distinctions([result.work for result in results])
+    heading = "speed" if all(result.is_rate for result in results) else "result"
     for result, distinct in zip(results, distinctions, strict=True):
-        speed = result.speed
-        tokens_per_day = SECONDS_PER_DAY * speed.value if result.speed_metric == "tokens_per_s" else math.nan
+        estimate, metric = result.estimate, result.objective.metric
+        tokens_per_day = SECONDS_PER_DAY * estimate.value if metric == "tokens_per_s" else math.nan
         costs = cost_metrics(result.metrics, result.devices, prices) if prices else result.metrics
         varying = list_varying_parameters(trials[trials["tag.sweeper.study"] == result.trial["tag.sweeper.study"]])
-        few = "too few rounds" if result.rounds else missing_reason(result.metrics, result.speed_metric)
-        tflops = result.get_metric("tflops") if result.speed_metric != "tflops" else math.nan  # do not repeat the speed
+        few = "too few rounds" if result.rounds else missing_reason(result.metrics, metric)
+        tflops = result.get_metric("tflops") if metric != "tflops" else math.nan  # do not repeat it
         cells = {name.replace("_", " "): result.work.get(name, "") for name in MAIN_WORK_NAMES} | {
             "work": format_point(distinct) if distinct else "",
             "device": result.platform,
-            "speed": f"{format_number(speed.value)} {ranking.SPEED_UNITS[result.speed_metric]}",
-            "95%": format_interval(speed.low, speed.high) or (f"— ({few})" if few else ""),
-            "per device": format_number(speed.value / result.devices) if result.devices > 1 else "",
+            heading: f"{format_number(estimate.value)} {result.unit}",
+            "95%": format_interval(estimate.low, estimate.high) or (f"— ({few})" if few else ""),
+            "per device": format_number(result.per_device.value) if result.is_rate and result.devices > 1 else "",
             "TFLOP/s": format_number(tflops),
             "MFU %": format_percent(result.get_metric("mfu")),
             "HFU %": format_percent(result.get_metric("hfu")),
@@ -186,7 +187,7 @@ def build_text(stored: Stored, tables: Sequence[Table], text_format: str) -> str
         typed = {title: [*map(_type_cells, rows)] for title, rows in (content | {BEST_RESULTS: rows}).items()}
         return json.dumps(typed, indent=1, ensure_ascii=False)
     if not rows:
-        raise UserInputError("format=csv: there is no complete trial with a speed")
+        raise UserInputError("format=csv: there is no complete trial to rank")
     exported = pd.DataFrame(rows).dropna(axis="columns", how="all").map(spreadsheet_cell)
     return exported.rename(columns=spreadsheet_cell).to_csv(index=False).rstrip()
 
@@ -202,18 +203,18 @@ def _type_cells(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _export_result(result: BestResult) -> dict[str, Any]:
-    """Return a best result as a row: the work, the speed with a 95% interval, and the parameters. Shares are fractions.
+    """Return a best result as a row: the work, the value with a 95% interval, and the parameters. Shares are fractions.
     `rounds` is the number of finals rounds that were averaged, or 0 for a single trial."""
     row = {
         **{name: result.work.get(name) for name in MAIN_WORK_NAMES},
         **{f"work.{name}": value for name, value in result.work.items() if name not in MAIN_WORK_NAMES},
         "device": result.device,
         "devices": result.devices,
-        "metric": result.speed_metric,
-        "unit": ranking.SPEED_UNITS[result.speed_metric],
-        "value": result.speed.value,
-        "ci_low": result.speed.low,
-        "ci_high": result.speed.high,
+        "metric": result.objective.metric,
+        "unit": result.unit,
+        "value": result.estimate.value,
+        "ci_low": result.estimate.low,
+        "ci_high": result.estimate.high,
         **{name: result.get_metric(name) for name in EXPORTED_RATES_AND_SHARES},
         "memory_gib": result.get_first_metric(MEMORY_METRICS),
         "rounds": result.rounds,

@@ -29,11 +29,6 @@ def judge(
     return trial_judge.build_record(Trial(0, {}), result, attempts=1, elapsed_s=1.0)
 
 
-def test_a_trial_whose_only_speed_is_its_step_time_can_be_ranked(tmp_path: Path) -> None:
-    assert judge(tmp_path, "steps_per_s", step_times_s=(0.5,) * 5).metrics["steps_per_s"] == 2.0
-    assert "steps_per_s" not in judge(tmp_path, "tflops", flops_per_step=50e12).metrics
-
-
 def test_a_step_of_a_running_trial_has_its_cost_for_the_pruner(tmp_path: Path) -> None:
     work = WorkIdentifier(registry.load("probe"), Space())
     arguments = (Criteria.of({"cost_per_million_tokens": "minimize"}), Hardware(name="h200"), {}, lambda _: {})

@@ -8,7 +8,7 @@ import pytest
 from sweeper.commands.history import picture, reference_file
 from sweeper.tracking.process import Store
 from tests.support import browser
-from tests.support.factories import trial_record
+from tests.support.factories import run_report, trial_record
 from tests.support.histories import build_history, new_run, run_track
 
 VALUES = [659.0, 661.0, 658.0, 660.0, 659.5, 648.0, 660.5]
@@ -57,6 +57,40 @@ def test_sweeps_of_unlike_spaces_are_not_compared(tmp_path: Path) -> None:
     assert both.code == 0 and "not compared: not in the history: m range(64, 8192) against range(64, 512)" in both.out
     alone = run_track(tmp_path, "compare", "large")
     assert alone.code == 2 and "m range(64, 8192) against range(64, 512)" in alone.err
+
+
+def write_losses(folder: Path, name: str, losses: list[float]) -> None:
+    """Write a sweep that minimizes the loss: the last learning rate is the fastest."""
+    tags = {"workload": "command", "device": "NVIDIA H200", "objectives": '{"loss": "minimize"}'}
+    parent = {"params": {"sweep.gpus": 1}, "started_at": name, "tags": tags, "artifacts": {}}
+    store = Store(f"sqlite:///{folder}/mlflow.db", "command", f"study of {name}", name, parent)
+    for number, loss in enumerate(losses):
+        bounds = {"loss_ci_low": 0.999 * loss, "loss_ci_high": 1.001 * loss} if loss > 0 else {}
+        metrics = {"tokens_per_s": 1000.0 + number, "loss": loss, **bounds}
+        work = {"workload": "command"}
+        store.write_trial(trial_record(number, {"lr": number}, metrics=metrics, measurements=[MEASURED], work=work))
+    store.close("FINISHED", {}, {}, {}, [])
+
+
+def test_sweeps_of_a_loss_are_compared_by_their_lowest_losses(tmp_path: Path) -> None:
+    for name, losses in {"monday": [2.0, 2.5], "worse": [2.2, 2.6], "negative": [-1.0]}.items():
+        write_losses(tmp_path, name, losses)
+    appended = run_track(tmp_path, "append", "monday")
+    assert appended.out.startswith("monday: 2 loss on NVIDIA H200, 1 run at its level")
+    (series,) = reference_file.read(tmp_path / "performance.json").series
+    assert (series.identity.metric, series.identity.direction, series.runs[0].point) == (
+        "loss",
+        "minimize",
+        {"lr": "0"},
+    )
+    worse = run_track(tmp_path, "worse")
+    assert worse.code == 1 and "command loss on NVIDIA H200: worse, +10.0%" in worse.out
+    assert worse.out.rstrip().endswith("verdict: worse, at a threshold of 0.02")
+    assert "worse: worse than the runs before (+10.0%)" in run_track(tmp_path, "append", "worse").err
+    refused = run_track(tmp_path, "append", "negative")
+    assert refused.code == 2 and "negative: loss is -1. A history compares only values above 0" in refused.err
+    compared = run_report(tmp_path, "compare", "worse", "monday")
+    assert "command loss on NVIDIA H200: better, -9.1%" in compared.out and "from one trial each" in compared.out
 
 
 def test_a_narrow_terminal_keeps_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,21 @@ def test_the_charts_of_a_sweep_never_mix_two_kinds_of_work() -> None:
     assert list(figures["s, fp8: trials"].data[0].y) == [7, 8, 9, 10, 11, 12]
 
 
+def test_the_charts_of_a_loss_show_the_lowest_so_far_and_in_each_cell() -> None:
+    trials = complete_trials({"H200": [1.0 + n for n in range(8)]}, lr=[1, 1, 2, 2] * 2, wd=[1, 2] * 4)
+    losses = [3.0, 2.5, 2.75, 2.0, 2.25, 4.0, 3.5, 1.0]
+    memory = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
+    columns = {"metric.loss": losses, "metric.peak_device_gib": memory}
+    figures = {
+        chart.title: chart.figures[0] for chart in build_charts(trials.assign(objective="loss minimize", **columns))
+    }
+    assert list(figures["s: trials"].data[1].y) == [3.0, 2.5, 2.5, 2.0, 2.0, 2.0, 2.0, 1.0]
+    assert figures["s: best loss over lr and wd"].data[0].z.tolist() == [[2.25, 2.75], [2.5, 1.0]]
+    assert list(figures["s: loss against memory"].data[1].y) == [1.0]  # the smallest in memory has the lowest loss
+    ranked = charts.rank_trials(find_best_results(trials.assign(objective="loss minimize", **columns)))
+    assert ranked.loc[ranked["rank"] == 1.0, "value"].tolist() == [1.0]
+
+
 def test_heatmaps_of_training_show_speed_and_utilization_and_mark_infeasible_cells() -> None:
     budgets = [(host, device) for host in (40, 80) for device in (24, 48, 72)]
     rows = [

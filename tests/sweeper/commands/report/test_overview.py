@@ -61,7 +61,7 @@ def test_the_fastest_of_several_data_types_is_that_of_the_latest_sweep() -> None
 
 
 def test_the_lead_of_a_winner_of_the_finals_is_that_of_the_finals() -> None:
-    finals = {"final.speed": "tokens_per_s", "final.trial": "0", "final.value": 990.0, "final.rounds": 5.0}
+    finals = {"final.metric": "tokens_per_s", "final.trial": "0", "final.value": 990.0, "final.rounds": 5.0}
     trials = complete_trials({"H200": [1000.0, 1100.0, 900.0]}, tp=[1, 2, 4])
     trials["metric.final_tokens_per_s"] = [990.0, 900.0, math.nan]
     trials = trials.assign(**finals, **{"final.low": 980.0, "final.high": 1000.0})
@@ -70,6 +70,12 @@ def test_the_lead_of_a_winner_of_the_finals_is_that_of_the_finals() -> None:
     assert "; the finals confirm it." in text
     tie = overview.describe(build_stored(trials, "a tie of trials 0, 1: 10 TFLOP/s"))
     assert "; the finals call it a tie." in tie
+
+
+def test_the_best_loss_is_called_the_best_and_its_lead_is_no_percentage() -> None:
+    trials = complete_trials({"H200": [1000.0, 1100.0]}, lr=[1, 2])
+    text = overview.describe(build_stored(trials.assign(objective="loss minimize", **{"metric.loss": [-0.5, 0.25]})))
+    assert "On H200 the best loss is lr=1 with -0.5 loss (a single trial), ahead of lr=2 with 0.25, of unknown" in text
 
 
 def test_failures_are_listed_by_their_reasons() -> None:

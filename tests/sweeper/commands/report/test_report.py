@@ -179,7 +179,7 @@ def test_trials_beyond_a_limit_of_their_sweep_are_neither_best_nor_on_the_front(
     write_front(tmp_path, limits={"peak_device_gib": 26.0})
     rows, text = front_of(tmp_path)
     assert rows == ["0 measured once", "1 measured once"] and "limit peak_device_gib ≤ 26" in text
-    assert [result.speed.value for result in read_store(tmp_path).best_results] == [100.0]
+    assert [result.estimate.value for result in read_store(tmp_path).best_results] == [100.0]
 
 
 def read_store(folder: Path) -> mlflow_results.Stored:
@@ -188,7 +188,7 @@ def read_store(folder: Path) -> mlflow_results.Stored:
 
 def test_the_best_result_of_each_device_and_kind_of_work_is_one_row(folder: Path) -> None:
     results = find_best_results(read_store(folder).trials)
-    assert {(r.work["model"], r.device): (r.speed.value, len(r.trials)) for r in results} == {
+    assert {(r.work["model"], r.device): (r.estimate.value, len(r.trials)) for r in results} == {
         ("llama3_8b", "NVIDIA H200"): (11400.0, 4),
         ("llama3_8b", "A & B"): (5000.0, 1),
         ("llama3_1b", "NVIDIA H200"): (56000.0, 1),
@@ -274,7 +274,7 @@ def test_published_and_imported_results_are_in_a_table_of_their_own_and_never_ra
     for name in ("h100_8b.csv", "other_8b.csv"):
         assert "imported into" in import_file(tmp_path / name, uri, "imported")
     before, after = read_store(folder), read_store(tmp_path)
-    assert [result.speed for result in before.best_results] == [result.speed for result in after.best_results]
+    assert [result.estimate for result in before.best_results] == [result.estimate for result in after.best_results]
     assert report_tables.build_text(before, [], "csv") == report_tables.build_text(after, [], "csv")
     tables = report_tables.build_tables(after, None)
     published, imported = [
@@ -367,6 +367,6 @@ def test_the_best_result_of_a_sweep_with_finals_is_their_winner(
         client.log_metric(parent.info.run_id, name, value)
     (result,) = read_store(tmp_path).best_results
     assert (result.trial["param.budget"], result.rounds) == ("24", rounds)
-    assert result.speed.bounds == pytest.approx((9000.0, low, high), nan_ok=True)
+    assert result.estimate.bounds == pytest.approx((9000.0, low, high), nan_ok=True)
     assert ("| — (too few rounds) |" in run_report(tmp_path, "format=markdown").out) == (rounds == 2)
     assert result.get_metric("mfu") == pytest.approx(9000 / 2e4) and result.get_metric("tflops") == pytest.approx(450)
