@@ -26,6 +26,7 @@ STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # a step's siz
 # Tables of names that programs print outside step lines.
 _NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
+OF_RANKS = {"peak_device_gib", "peak_memory_gib", "device_memory_share"}  # printed in step lines by each rank
 
 # Sizes and degrees, keyed by the programs' names. torchtitan's names start with the section.
 REPORTED = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "micro_batch", "global_batch", "sequence_length")
@@ -92,6 +93,8 @@ class LogReader:
     _last: int = -1
     _second_last: int = -1
     _clock: tuple[int, datetime] | None = None  # the last step whose timestamp is the latest so far, and the timestamp
+    # The metrics of the last two steps, whose memory and its share become the maximum over the ranks that print them.
+    _metrics_of_steps: dict[int, dict[str, float]] = field(default_factory=dict)
     _total_tokens: tuple[int, float] | None = None  # the first step with a total token count, and the count
     _block: tuple[LogFormat, int, str, dict[str, str]] | None = None  # a step with metrics on separate lines
     _section: str = ""
@@ -164,9 +167,9 @@ class LogReader:
         if number < self._second_last:  # ranks are at most one printed step apart, so the program has restarted
             self._begin_start()
         metrics, resolutions = _rename_metrics(row.metrics, texts)
-        for name in metrics.keys() & {"peak_device_gib", "peak_memory_gib"}:  # the maximum over all ranks
-            metrics[name] = self.memory[name] = max(metrics[name], self.memory.get(name, 0.0))
-        if number <= self._last:
+        if number <= self._last:  # the line of another rank, of a step that was returned before
+            known = self._metrics_of_steps.get(number, {})
+            known |= {name: max(metrics[name], known[name]) for name in OF_RANKS & metrics.keys() & known.keys()}
             return None
         if row.is_of_interval and "step_time_s" in metrics:
             steps = number - self._last if self._last >= 0 else 1 if number == 1 else 0
@@ -187,7 +190,9 @@ class LogReader:
         self._second_last, self._last = self._last, number
         if "sequence_length" in metrics:
             self.reported_config["sequence_length"] = int(metrics["sequence_length"])
-        return Step(number, self.memory | metrics, self._start, resolution_s, is_by_clock)
+        metrics = self.memory | metrics
+        self._metrics_of_steps = {self._second_last: self._metrics_of_steps.get(self._second_last, {}), number: metrics}
+        return Step(number, metrics, self._start, resolution_s, is_by_clock)
 
     def _derive(self, number: int, metrics: dict[str, float], resolutions: dict[str, float]) -> None:
         rates = {name: metrics.pop(name) for name in RATES if name in metrics}
@@ -225,7 +230,7 @@ class LogReader:
         self._start += 1
         self._last = self._second_last = -1
         self._clock = self._total_tokens = None
-        self.memory = {}
+        self.memory, self._metrics_of_steps = {}, {}
 
     def _read_configuration(self, line: str) -> None:
         if match := _JSON_ENTRY.match(line):

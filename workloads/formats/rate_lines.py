@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colors
 
 # A number whose groups or decimals are separated otherwise, such as 41'150 or 1,5, is not read in part.
-_NUMBER = r"(?<!\d[,'\u00a0\u202f])(\d+(?:,\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)(?![\d.,'\u00a0\u202f]*\d)\s*([kKM]?)"
+_NUMBER = r"(?P<number>\d++(?:,\d{3})*+(?:\.\d++)?(?:[eE][-+]?\d++)?)(?![.,'\u00a0\u202f]?\d)(?:\s*(?P<suffix>[kKM]))?"
+_LONGEST_KEY = 40  # characters before a number that are examined
+_SEPARATED = re.compile(r"\d[,'\u00a0\u202f]$")
+_OF_LIST = re.compile(r"(?:\.\d+|:\d\d|(?:step|iter|iteration)['\"]?[\s:=]+\d+),$")  # the comma follows a whole value
+_COUNTER = re.compile(
+    r"(?<![/\w])(?<!per )(?!\w*per_)(?:\w*_)?(?:step|iter|iteration|epoch|batch)s?['\"]?[\s:=#]{1,4}$", re.I
+)
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
 _PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
@@ -23,14 +29,17 @@ _UNITS: tuple[tuple[str, str, Callable[[float], float]], ...] = (
     (rf"(?:ms|msecs?|milliseconds?){_STEPWISE}", "step_time_s", lambda ms: ms / 1e3),
     (rf"(?:s|secs?|seconds?){_STEPWISE}", "step_time_s", float),
 )
-_RATES = [
-    (re.compile(pattern), name, convert)
-    for unit, name, convert in _UNITS
-    for pattern in (
-        rf"(?<![\w/]){unit}['\"]?\s*[:=]\s*{_NUMBER}",
-        rf"(?<![\w.])(?<!^step )(?<!^iter )(?<![^/_]step )(?<![^/_]iter ){_NUMBER}\s*{unit}(?!/)",
-        rf"(?<![\w/]){unit}\s+{_NUMBER}",
+# For each unit, three places of its number: after a colon, before the unit, and after it.
+_PLACES = [
+    tuple(
+        re.compile(pattern)
+        for pattern in (
+            rf"(?<![\w/])(?P<unit>{unit})['\"]?\s*[:=]\s*{_NUMBER}(?![A-Za-z])",
+            rf"(?<![\w.]){_NUMBER}\s*(?P<unit>{unit})(?!/)",
+            rf"(?<![\w/])(?P<unit>{unit})\s+{_NUMBER}(?![A-Za-z])",
+        )
     )
+    for unit, _, _ in _UNITS
 ]
 _TIME = re.compile(
     r"(?:\b(?:step|iter|iteration|batch)[ _]?time|(?<![\w-])(?<![A-Za-z] )(?:time|dt))"
@@ -40,11 +49,35 @@ _STEP = re.compile(
     r"(?<![\w-])(?<!total )(?<!max )(?:global_step|step|iteration|iter)s?['\"]?[\s:=#]{1,4}(\d+)", re.IGNORECASE
 )
 _LOSS = re.compile(
-    r"(?<![\w-])(?<!val )(?<!eval )(?<!validation )"
-    r"(?:train(?:ing)?[_ ])?loss['\"]?\s*[:= ]\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)",
+    r"(?<![\w-])(?<!val )(?<!eval )(?<!validation )(?:train(?:ing)?[_ ])?loss['\"]?\s*[:= ]\s*"
+    r"([-+]?\d++(?:\.\d++|(?![,'\u00a0\u202f]\d))(?:[eE][-+]?\d+)?)",
     re.IGNORECASE,
 )
 _HINT = re.compile(r"/s|/it|/step|/batch|per[_ ]|time|dt")  # lines without a match are skipped
+
+
+def _find_numbers(line: str) -> list[re.Match[str] | None]:
+    """Return the match of each unit with its number.
+
+    Without a colon, the first unit of the line decides for all units whether numbers precede or follow them: in
+    `step 3 ms/step 50 tok/s 9000`, the 3 counts steps, so numbers follow.
+    """
+    after_colon, before, after = (
+        [next((found for found in unit[place].finditer(line) if _is_whole(line, found)), None) for unit in _PLACES]
+        for place in range(3)
+    )
+    loose = [(found.start("unit"), found in after) for found in (*before, *after) if found]
+    chosen = after if min(loose, default=(0, False))[1] else before
+    return [colon or other for colon, other in zip(after_colon, chosen, strict=True)]
+
+
+def _is_whole(line: str, match: re.Match[str]) -> bool:
+    """Return whether the number is not the rest of a longer one, and does not count steps."""
+    start = match.start("number")
+    text = line[max(0, start - _LONGEST_KEY) : start]
+    if _SEPARATED.search(text) and not _OF_LIST.search(text):
+        return False
+    return match.start("unit") < start or not _COUNTER.search(text)
 
 
 def read_rates(line: str) -> dict[str, float]:
@@ -52,11 +85,10 @@ def read_rates(line: str) -> dict[str, float]:
     if not _HINT.search(line):
         return {}
     rates: dict[str, float] = {}
-    for pattern, name, convert in _RATES:
-        match = None if name in rates else pattern.search(line)
-        if match and _PER_DEVICE.match(line, match.end()):
+    for (_, name, convert), match in zip(_UNITS, _find_numbers(line), strict=True):
+        if match is None or name in rates or _PER_DEVICE.match(line, match.end()):
             continue
-        if match and (value := parse_number(match[1] + match[2].upper())[0]) > 0:
+        if (value := parse_number(match["number"] + (match["suffix"] or "").upper())[0]) > 0:
             rates[name] = convert(value)
     if "step_time_s" not in rates and (match := _TIME.search(line)):
         seconds = parse_number(match[1])[0] * (1e-3 if match[2] == "ms" else 1.0)

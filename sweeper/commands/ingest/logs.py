@@ -199,7 +199,8 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
         devices=run.count_devices(),
         device=log.device,
         claims=Claims(claims, flops=log.format.flops if log.format else "its own"),
-        metrics=log.memory | memory,  # the maximum over all steps and ranks
+        # the maximum over all steps and ranks
+        metrics={name: max(memory.get(name, 0.0), log.memory.get(name, 0.0)) for name in log.memory | memory},
         machine_info={"program": program, "loss": f"{losses[-1]:g}" if losses else ""},
         contradictions=tuple(_find_contradictions(run, claims)),
         notes=tuple(notes),

@@ -130,11 +130,11 @@ def test_a_launchers_prefix_does_not_hide_the_configuration(prefix: str) -> None
     assert reader.reported_config == {"micro_batch": 2, "sequence_length": 8192, "gpus": 32, "global_batch": 16}
 
 
-def test_a_step_has_the_highest_memory_of_the_ranks_that_printed_it_before() -> None:
+def test_a_step_has_the_highest_memory_of_the_ranks_that_print_it_and_of_no_other_step() -> None:
     line = "[rank{r}]:[titan] INFO - step: {n}  loss: 2.5  memory: {gib}GiB(50.9%)  tps: 5,000  tflops: 280.1  mfu: 28%"
-    rows = [line.format(r=r, n=n, gib=gib) for n in (1, 2) for r, gib in ((0, 40.3), (1, 41.7))]
-    _, steps = read("\n".join(rows))
-    assert [step.metrics["peak_device_gib"] for step in steps] == [40.3, 41.7]
+    printed = [(1, 0, 70.3), (2, 0, 40.3), (1, 1, 71.7), (2, 1, 60.0), (3, 0, 40.0), (3, 1, 30.0)]
+    _, steps = read("\n".join(line.format(n=n, r=r, gib=gib) for n, r, gib in printed))
+    assert [step.metrics["peak_device_gib"] for step in steps] == [71.7, 60.0, 40.0]
 
 
 def test_torchtitan_s_line_on_its_batch_is_read_without_its_configuration() -> None:

@@ -1,5 +1,7 @@
 """Rates in the lines of training scripts that no trainer's format describes."""
 
+import time
+
 import pytest
 
 from workloads.formats.rate_lines import read_rates
@@ -21,6 +23,18 @@ from workloads.formats.rate_lines import read_rates
         ("0 tok/s", {}),
         ("step 3 loss 1.0 50 ms/step 123350.0 tok/s", {"tokens_per_s": 123350, "step_time_s": 0.05, "loss": 1.0}),
         ("step 3 it/s", {}),
+        ("step 10 ms/step 50.1 tok/s 123456", {"tokens_per_s": 123456, "step_time_s": 0.0501}),
+        ("tok/s 123350 ms/step 50", {"tokens_per_s": 123350, "step_time_s": 0.05}),
+        ("iter 5 s/iter 0.5 samples/s 64", {"samples_per_s": 64, "step_time_s": 0.5}),
+        ("global_step 3 it/s 4.0", {"step_time_s": 0.25}),
+        ("epoch 3 it/s 2.5", {"step_time_s": 0.4}),
+        ("50 ms per step 1234 tok/s", {"tokens_per_s": 1234, "step_time_s": 0.05}),
+        ("1.5ktok/s, 3% MFU", {"tokens_per_s": 1500}),
+        ("tok/s 123 MFU 3%", {"tokens_per_s": 123}),
+        ("step=10,50 ms/step", {"step_time_s": 0.05}),
+        ("loss 2.5,1234 tok/s", {"tokens_per_s": 1234, "loss": 2.5}),
+        ("[00:10<01:30,8.0it/s]", {"step_time_s": 0.125}),
+        ("loss 2,31 | 1234 tok/s", {"tokens_per_s": 1234}),
         ("1,234,567.5 tok/s", {"tokens_per_s": 1234567.5}),
         ("41150,8 tok/s", {}),
         ("41'150 tok/s", {}),
@@ -48,6 +62,13 @@ def test_rates_are_read_from_common_lines(line: str, rates: dict[str, float]) ->
 )
 def test_a_rate_of_one_gpu_and_a_time_of_something_else_are_not_the_jobs(line: str) -> None:
     assert read_rates(line) == {}
+
+
+@pytest.mark.parametrize("line", ["0" * 60_000 + " x /s", "1," * 30_000 + "/s", "1" * 60_000 + "x tok/s"])
+def test_a_long_line_takes_no_long_time(line: str) -> None:
+    started_s = time.process_time()
+    read_rates(line)
+    assert time.process_time() - started_s < 1
 
 
 def test_a_line_has_the_time_of_its_step_and_the_loss_of_training() -> None:
