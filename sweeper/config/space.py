@@ -34,7 +34,10 @@ from workloads.api.errors import UserInputError
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
 NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # Hydra's choice() rejects null, but a list may contain it
-ALLOWED_FORMS = "range(first, end, step), choice(a, b), interval(low, high) or a constant"
+ALLOWED_FORMS = (
+    "range(first, end, step), choice(a, b), interval(low, high), for a log scale tag(log, interval(low, high)), "
+    "or a constant"
+)
 
 
 @dataclass(frozen=True)

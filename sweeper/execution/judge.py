@@ -1,6 +1,5 @@
 """Turn a trial's result into the record to store, with the metrics or the reason why there are none."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from sweeper.config.schema import Hardware
 from sweeper.config.space import Parameters
 from sweeper.metrics import derivation
 from sweeper.metrics.criteria import Criteria
-from sweeper.metrics.derivation import Prices, cost_metrics, missing_energy
+from sweeper.metrics.derivation import Prices, cost_metrics, describe_missing
 from sweeper.preflight.work import WorkIdentifier
 from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
@@ -42,16 +41,10 @@ class TrialJudge:
                 for name in self.criteria.metrics:
                     if find_source(name) or not self.criteria.has_front:  # an emulated format has errors but no speed
                         derived.pop(name, None)
-            needed = dict.fromkeys([*self.criteria.metrics, *(limit.metric for limit in self.criteria.limits)])
-            missing = [name for name in needed if not math.isfinite(derived.get(name, math.nan))]
             if impossible := derivation.describe_impossible(derived, self.hardware.clock_headroom):
                 status, reason = TrialStatus.FAILED, impossible
-            elif not reason and missing:
+            elif not reason and (reason := describe_missing(self.criteria, result.measurements, derived)):
                 status = TrialStatus.FAILED
-                no_energy = missing_energy(result.measurements) if "energy" in find_source(missing[0]) else ""
-                why = f", since the device's energy is not known: {no_energy}" if no_energy else ""
-                goal = "Set workload.objective to" if missing[0] in self.criteria.metrics else "A limit can be on"
-                reason = f"{missing[0]} was not measured{why}. {goal} one of: {', '.join(derived)}"
         return TrialRecord(
             number=trial.number,
             params=trial.params,

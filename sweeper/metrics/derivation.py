@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from sweeper.common.clock import SECONDS_PER_HOUR
+from sweeper.metrics.criteria import DIRECTIONS, Criteria
 from sweeper.metrics.intervals import estimate_correlation, interval_of_steps, ratio_interval
 from workloads.api.contract import Measurement
-from workloads.api.metrics import COST
+from workloads.api.metrics import COST, METRICS, SUFFIXES, find_source
 
 STATISTICS: Mapping[str, Callable[..., Any]] = {"median": np.median, "mean": np.mean, "fastest": np.min}
 MEMORY_METRICS = ("peak_device_gib", "peak_memory_gib")  # per device; tables show the first metric that a trial has
@@ -177,6 +178,24 @@ def energy_metrics(measurements: Sequence[Measurement], world_size: int) -> dict
     if flops := sum(m.flops_per_step for m in measurements):
         metrics["tflop_per_joule"] = flops / 1e12 / joules
     return metrics
+
+
+def describe_missing(criteria: Criteria, measurements: Sequence[Measurement], metrics: Mapping[str, float]) -> str:
+    """Return which objective or limit a trial with these metrics lacks, why, and the remedy; empty if it has all."""
+    names = dict.fromkeys([*criteria.metrics, *(limit.metric for limit in criteria.limits)])
+    if not (missing := next((name for name in names if not math.isfinite(metrics.get(name, math.nan))), "")):
+        return ""
+    source, first = find_source(missing), measurements[0]
+    why, remedy = "", "Set workload.objective to" if missing in criteria.metrics else "A limit can be on"
+    if "energy" in source and (reason := missing_energy(measurements)):
+        why = f", since the device's energy is not known: {reason}"
+    elif source and first.is_rate:
+        why = ", since the log has no size of a step: set command.global_batch= and command.sequence_length="
+    elif first.of_gang and not source:
+        why = f"; command.log.{missing}='REGEX' reads it from the log"
+    own = (name for name in metrics if name not in METRICS and not name.startswith("claimed_"))
+    named = [name for name in metrics if name in DIRECTIONS] + [name for name in own if not name.endswith(SUFFIXES)]
+    return f"{missing} was not measured{why}. {remedy} one of: {', '.join(named)}"
 
 
 def missing_energy(measurements: Sequence[Measurement]) -> str:

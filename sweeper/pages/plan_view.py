@@ -17,6 +17,7 @@ from sweeper.preflight import cost_model
 from sweeper.preflight.cost_model import CostEstimates, Projection
 from sweeper.preflight.sweep_plan import SweepPlan, estimate_steps_s
 from workloads.api.contract import ProgramFailed
+from workloads.api.metrics import is_last_value
 from workloads.estimator.estimate import bands
 
 SHOWN_CANDIDATES = 20
@@ -84,10 +85,10 @@ def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupt
 
 def _describe_limits(plan: SweepPlan) -> list[str]:
     lines = [f"excluded {line}" for line in plan.excluded] + [f"busy     {line}" for line in [plan.busy] if line]
-    trained = [name for name in plan.criteria.metrics if name in ("loss", *plan.config.metrics)]
+    trained = [name for name in plan.criteria.metrics if is_last_value(name)]
     if (settings := plan.resolved.settings) and trained:
         steps = f"the first {settings['warmup'] + settings['steps']} printed steps, after which a program is ended"
-        lines.append(f"note     {', '.join(trained)}: of {steps}; for a whole run raise command.steps")
+        lines.append(f"note     {', '.join(trained)}: the last of {steps}; for a whole run raise command.steps")
     return lines + [f"warning  {line}" for line in (*plan.gpu_problems, *plan.target.describe_foreign_use())]
 
 

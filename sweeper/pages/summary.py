@@ -18,7 +18,7 @@ from sweeper.pages.terminal import draw, open_console, wrap_line
 from sweeper.preflight import corrections
 from sweeper.search.finals import DEFAULT_FINALISTS, describe_disturbed, lack_of_rounds
 from sweeper.search.front import Front, measured_interval, select_finalists
-from workloads.api.metrics import get_metric
+from workloads.api.metrics import get_metric, is_last_value
 from workloads.api.secrets import mask
 
 SHOWN_ROWS = 10
@@ -47,6 +47,7 @@ class Summary:
     results: Results
     command: str  # to run or resume the sweep
     extend_command: str  # to extend the sweep
+    ended_by: str = ""  # the limits of the budget that were reached
     retry_command: str = ""  # to rerun failed trials; empty if there are none
     certify_command: str = ""  # to remeasure the front; empty if finals have done or will do so
     drained: Sequence[str] = ()  # a line for each node that was drained
@@ -160,7 +161,7 @@ class Summary:
         elif is_exhausted:
             lines.append("done     every point of the space was tried")
         else:
-            lines.append(f"extend   {self.extend_command}")
+            lines += [f"ended    by {self.ended_by}", f"extend   {self.extend_command}"]
         for line in lines:
             out.print(wrap_line(line, out.width))
         print(text.getvalue(), end="", flush=True)
@@ -213,6 +214,12 @@ class Summary:
             numbers = ", ".join(map(str, list(exceeded)[:SHOWN_ROWS])) + ", …" * (len(exceeded) > SHOWN_ROWS)
             lines.append(f"limits   {count(len(exceeded), 'trial')} without a rank, beyond {limits}: {numbers}")
         lines += _describe_kinds("not ranked by speed", self._unranked)
+        steps = sorted({record.metrics.get("steps", 0.0) for record in results.best})
+        if len(steps) > 1 and results.plan.resolved.workload.runs_command and is_last_value(results.objective):
+            numbers = f"{steps[0]:g} to {steps[-1]:g}"
+            lines.append(
+                f"note     {results.objective} of unequal training is ranked: trials have {numbers} timed steps"
+            )
         lines += _describe_kinds("infeasible", [r for r in results.records if r.status is TrialStatus.INFEASIBLE])
         if results.is_inconclusive:
             lines.append("busy     over a fifth of the trials are inconclusive: retry when the machine is idle")

@@ -15,6 +15,7 @@ from sweeper.config.resolution import ResolvedConfig, check_program
 from sweeper.config.schema import Config
 from sweeper.config.space import Interval, Parameters, Space
 from sweeper.config.space_checks import WarmStart
+from sweeper.metrics import derivation
 from sweeper.metrics.criteria import DIRECTIONS, Criteria
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.calibration import CalibrationFile, calibrate_device, device_key, find_calibration
@@ -22,7 +23,7 @@ from sweeper.preflight.clusters import build_machine, choose_topology
 from sweeper.preflight.cost_model import CostEstimates
 from sweeper.preflight.devices import describe_problems, select_devices
 from workloads.api import registry
-from workloads.api.contract import Machine
+from workloads.api.contract import Machine, ProgramFailed
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import COST, Need, find_missing, find_source, get_metric
 from workloads.api.secrets import masked
@@ -103,13 +104,20 @@ class SweepPlan:
         """Run the first point's program on this machine until its first steps, and return what was read from them.
 
         Raises UserInputError if the trial needs several devices or a device that is absent, or if its values are
-        invalid. Raises ProgramFailed, with what was read so far, if the program ends before its first steps.
+        invalid. Raises ProgramFailed, with what was read so far, if the program ends before its first steps, or if an
+        objective or limit was not read.
         """
         if self.resources.gpus > 1 or self.target.is_planned:
             raise UserInputError("plan=run: only a trial on one device of this machine is run; use plan=true")
         if (parameters := self._first_parameters()) is None:
             raise UserInputError("plan=run: the values of the first point contradict each other")
-        return self.resolved.workload.try_out(parameters)
+        text, measured = self.resolved.workload.try_out(parameters)
+        hardware, config = self.target.hardware, self.config
+        metrics = derivation.derive([measured], hardware.dense_peak_tflops, None, hardware.bandwidth_tb_s)
+        metrics |= derivation.cost_metrics(metrics, 1, derivation.Prices(config.price_per_hour, config.price_per_kwh))
+        if missing := derivation.describe_missing(self.criteria, [measured], metrics):
+            raise ProgramFailed(f"{text}\n{missing}")
+        return text
 
     def find_band(self) -> tuple[float, str]:
         """Return the error band of the first point's estimate: the half-width as a share, and the basis of the band."""

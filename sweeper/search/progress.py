@@ -176,7 +176,8 @@ class SweepProgress:
         limits = {name: getattr(self._budget, name) for name in LIMITS}
         return {name: limit for name, limit in limits.items() if limit is not None}
 
-    def _used(self, running_s: float) -> dict[str, int | float]:
+    def used(self, running_s: float = 0.0) -> dict[str, int | float]:
+        """Return how much of each limit is used. `running_s` is the time of trials in flight."""
         gpu_hours = (self._trial_s + running_s) * self._gpus / SECONDS_PER_HOUR
         return {
             "trials": self.finished_trials,
@@ -188,11 +189,11 @@ class SweepProgress:
 
     def _needed(self, running_s: float) -> dict[str, int | float]:
         """Return how much of each limit is used. The time includes another trial of mean duration, which must fit."""
-        return {**self._used(running_s), "time_s": self.elapsed_s + self.mean_trial_s}
+        return {**self.used(running_s), "time_s": self.elapsed_s + self.mean_trial_s}
 
     def binding_limit(self, trials: int | None) -> tuple[float, str]:
         """Return the largest used share of any limit except patience, and the limit as text unless it is `trials`."""
-        limits, used = {"trials": trials, **self._limits(), "patience": None}, self._used(0.0)
+        limits, used = {"trials": trials, **self._limits(), "patience": None}, self.used(0.0)
         shares = {name: used[name] / limit for name, limit in limits.items() if limit}
         name = max(shares, key=shares.__getitem__, default="trials")
         text = "" if name == "trials" else f"{name} {format_number(used[name])} of {format_number(limits[name] or 0)}"
@@ -215,7 +216,7 @@ class SweepProgress:
             estimates_s.append(seconds_per_trial * (trials - self.finished_trials))
         if self._budget.time_s is not None:
             estimates_s.append(self._budget.time_s - self.elapsed_s)
-        used = self._used(0.0)
+        used = self.used(0.0)
         for name, limit in self._limits().items():
             if name in ("gpu_hours", "cost") and used[name] > 0:  # assume that the rate stays the same
                 estimates_s.append(self.elapsed_s * (limit / used[name] - 1))

@@ -311,8 +311,8 @@ class Workload:
             point = dict(zip(dimensions, values, strict=True))
             yield Candidate(point, self.estimate(self.Parameters(**constants, **point), machine))
 
-    def try_out(self, parameters: Any) -> str:
-        """Run a program for its first steps and describe what was read from them. Raises ProgramFailed."""
+    def try_out(self, parameters: Any) -> tuple[str, Measurement]:
+        """Run a program for its first steps. Return a description and the measurement. Raises ProgramFailed."""
         raise NotImplementedError
 
     def preview(self, parameters: Any, machine: Machine) -> str:

@@ -69,6 +69,8 @@ ENDINGS = {
     "_s": "s",
     "_mib": "MiB",
     "_gib": "GiB",
+    "_mb": "MB",
+    "_gb": "GB",
     "_w": "W",
 }
 
@@ -80,6 +82,11 @@ GPU_READINGS = ("power_w", "temperature_c")  # which every workload has on a GPU
 def get_metric(name: str) -> Metric:
     unit = next((unit for end, unit in ENDINGS.items() if name.endswith(end)), "")
     return METRICS.get(name) or Metric(name, unit)
+
+
+def is_last_value(name: str) -> bool:
+    """Return whether a program's metric is that of its last step, such as a loss or an accuracy, unlike a rate."""
+    return name == "loss" or (name not in METRICS and not get_metric(name).unit)
 
 
 def find_source(name: str) -> str:

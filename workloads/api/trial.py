@@ -47,7 +47,9 @@ def describe_mismatches(measurement: Measurement, requested: Mapping[str, Scalar
     """Describe the parameters whose executed values differ from the requested values; empty if there are none."""
     executed = {name: measurement.executed.get(name, "<missing>") for name in requested}
     return "; ".join(
-        f"{name}={executed[name]}, requested {value}" for name, value in requested.items() if executed[name] != value
+        f"{name}={executed[name]}, requested {value}"
+        for name, value in requested.items()
+        if executed[name] != value and (value == value or executed[name] == executed[name])  # nan differs from itself
     )
 
 

@@ -161,7 +161,7 @@ class Command(Workload):
         parts += [f"\n# {{output}}/{name}\n{invocation.mask(text).rstrip()}" for name, text in invocation.files.items()]
         return "\n".join(parts)
 
-    def try_out(self, parameters: Any) -> str:
+    def try_out(self, parameters: Any) -> tuple[str, Measurement]:
         from workloads.command.run import read_first_steps
 
         return read_first_steps(self.settings, vars(parameters))

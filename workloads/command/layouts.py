@@ -71,9 +71,9 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
         elif trainer.core == "megatron":
             given["checkpointing"] = "core_attention"
     compiled, given_state = bool(given.pop("compiled", False)), str(given.pop("state", "fp32"))
-    if reason := trainer.find_unsupported(given):
-        raise ValueError(reason)
     state: Any = DTYPES.get(given_state, given_state)
+    if reason := trainer.find_unsupported(given | ({"state": state} if settings.trainer else {})):
+        raise ValueError(reason)
     layout = Layout(**given)
     for field in COUNTS:
         if not isinstance(number := getattr(layout, field), int) or number < 1:

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from workloads.api.contract import (
     output_of,
 )
 from workloads.api.host import cpu_name
+from workloads.api.metrics import get_metric, is_last_value
 from workloads.api.trial import describe_mismatches
 from workloads.command import STEP_TIME_UNITS_S, CommandSettings
 from workloads.command.energy import EnergyMeter
@@ -48,6 +49,8 @@ FIRST_STEPS = 3  # number of steps that a plan shows
 RATE_UNIT = 1000  # tokens or samples that represent a step if the log has only their rate
 SAMPLES = "samples_per_s"
 STEP_NAMES = ("global_step", "step", "iteration", "iter")
+MEMORY_UNITS = ("GiB", "MiB", "GB", "MB")
+_EXPONENT = re.compile(r"[eE][-+]?\d+\b")
 _STEP_NUMBER = re.compile(rf"(?<!/)(?<!per )\b(?:{'|'.join(STEP_NAMES)})['\"]?[\s:=]{{1,12}}(\d+)", re.IGNORECASE)
 
 
@@ -74,18 +77,18 @@ def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: R
         shutil.rmtree(output, ignore_errors=True)
 
 
-def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]) -> str:
-    """Run the program on this machine for its first steps, and return a line per step with the values read.
+def read_first_steps(settings: CommandSettings, parameters: Mapping[str, Scalar]) -> tuple[str, Measurement]:
+    """Run the program on this machine for its first steps. Return a line per step with the values read, and the trial.
 
     Raises ProgramFailed with these lines, the program's last lines and the reason if the program ends earlier.
     """
     steps = _FirstSteps()
     try:
-        measure(replace(settings, warmup=0, steps=FIRST_STEPS), parameters, Rank(reporter=steps))
+        measured = measure(replace(settings, warmup=0, steps=FIRST_STEPS), parameters, Rank(reporter=steps))
     except Exception as error:
         last = [line for line in output_of(error).last_lines.splitlines()[-FIRST_STEPS:] if line not in str(error)]
         raise ProgramFailed("\n".join([*steps.lines, *last, str(error)])) from error
-    return "\n".join(steps.lines)
+    return "\n".join(steps.lines), measured
 
 
 @dataclass
@@ -206,11 +209,7 @@ def _build_measurement(
     for step in timed_steps:
         for name, value in step.metrics.items():
             samples[name].append(value)
-    # The last loss, the highest peak, and the median of each other metric.
-    metrics = {
-        name: values[-1] if name == "loss" else max(values) if name.startswith("peak_") else statistics.median(values)
-        for name, values in samples.items()
-    }
+    metrics = {name: _summarize(name, values) for name, values in samples.items()}
     tokens, length = work.tokens(metrics, log.reported_config)
     contradictions = find_contradictions(timed_steps, work, tokens, length, rank.world_size, log.reader.kind)
     if contradictions and settings.claims == "fail":
@@ -230,6 +229,14 @@ def _build_measurement(
         metrics=mark_claims({name: metrics[name] for name in metrics if name not in ("step_time_s", *STEP_SIZES)}),
         machine_info=_machine_info(rank) | {"program": log.reader.kind, "device": log.reader.device},
     )
+
+
+def _summarize(name: str, values: Sequence[float]) -> float:
+    """Return the highest value of memory, the median of a rate or time, and the last value of a loss or an accuracy."""
+    unit = get_metric(name).unit
+    if name.startswith("peak_") or unit in MEMORY_UNITS:
+        return max(values)
+    return values[-1] if is_last_value(name) else statistics.median(values)
 
 
 def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> tuple[list[float], int, bool]:
@@ -266,7 +273,10 @@ class RegexLogReader:
         for name, expression in self.expressions.items():
             try:
                 match = re.search(expression, line)
-                value, resolution = parse_number(match[1] or "") if match else (math.nan, 0.0)
+                # An expression such as `loss=([\d.]+)` stops before the exponent of 3.6e-02.
+                rest = _EXPONENT.match(line, match.end(1)) if match and "e" not in (match[1] or "e").lower() else None
+                text = (match[1] or "") + (rest[0] if rest else "") if match else ""
+                value, resolution = parse_number(text) if match else (math.nan, 0.0)
             except ValueError:
                 continue
             if match and (math.isfinite(value) or name == "loss"):

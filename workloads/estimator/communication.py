@@ -153,7 +153,7 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
     if placed.job.dispatcher == "alltoall" and placed.cluster.gpus > domain:
         local = math.gcd(local, domain)
     nodes = max(1, group.ranks // local)
-    tokens = placed.tokens / placed.layout.tp * placed.job.expert_imbalance
+    tokens = placed.tokens / placed.layout.tp * placed.imbalance
     token_bytes = (model.expert_hidden_size or model.hidden_size) * 2
     copies = _copies(placed, group.ranks)
     remote = _copies(placed, nodes)

@@ -56,7 +56,7 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
         if model.expert_hidden_size:
             products.append(Product("expert_in", tokens / tp, hidden, model.hidden_size))
             products.append(Product("expert_out", tokens / tp, model.hidden_size, hidden))
-        tokens = tokens / tp * model.experts_per_token * placed.job.expert_imbalance
+        tokens = tokens / tp * model.experts_per_token * placed.imbalance
         local, width = model.experts / placed.layout.ep, model.expert_intermediate_size
         products += [
             Product("up", tokens / local, width, hidden, parts * local, grouped=True),
@@ -291,7 +291,7 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
     choices = (layout.checkpointing, layout.sequence_parallel, layout.cp_method, layout.cuda_graph)
     rates = (device.name, device.architecture, device.memory_gb_s, device.copy_gb_s, *device.sustained_tflops.items())
-    model = (job.model, job.model.qk_norm, placed.weight_casts, job.expert_imbalance)
+    model = (job.model, job.model.qk_norm, placed.weight_casts, placed.imbalance)
     key = (*model, sizes, kernels, choices, rates, *device.attention.items())
     if key not in _BLOCK_SECONDS:
         products_s = products_of_s(placed, layer)

@@ -33,6 +33,7 @@ class PlacedJob:
         gathers_again = layout.checkpointing in ("selective", "per_op")
         self.repeated_collectives_share = self.checkpointed_share / 2 if gathers_again else self.repeated_share
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # per micro-batch on a GPU
+        self.imbalance = min(job.expert_imbalance, layout.ep)  # one of ep ranks can have all tokens at most
         self.residual_parts = layout.tp if layout.sequence_parallel else 1  # number of parts of the residual stream
         self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")  # weights are gathered for each use
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.

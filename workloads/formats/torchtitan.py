@@ -236,6 +236,7 @@ def read_config(
         notes=tuple(note for note, is_noted in notes.items() if is_noted),
         sizes={size: getattr(named, size) for size in SIZES} if named else {},
         **names.read_names(settings, NAMES, ("sequence_length", "compiled")),
+        others=names.read_names(settings, NAMES, ("dispatcher",)),
         taken=settings.list_taken(FIELDS),
         left=settings.list_left(),
     )

@@ -53,7 +53,10 @@ class Answer:
 def answer(request: PlanRequest) -> Answer:
     """Find the fastest layouts for a request. Raises UserInputError if the request is invalid or no layout fits."""
     problem, rates = find_problem(request)
-    result = search(problem)
+    try:
+        result = search(problem)
+    except NothingFits as error:
+        raise NothingFits(f"{error}{_find_remedy(problem)}") from error
     estimate, faster, comparison = result.best[0].estimate, None, None
     training = plan_training(request, estimate, find_band(problem.job, problem.cluster).error_share)
     if problem.given:  # the given fields may exclude a faster layout
@@ -75,6 +78,17 @@ def answer(request: PlanRequest) -> Answer:
     )
 
 
+def _find_remedy(problem: Problem) -> str:
+    """Return the least change of the state or the number of GPUs with which a layout fits, as a sentence, or ""."""
+    short = replace(problem, job=replace(problem.job, state="bf16"))
+    more = {f"gpus={n}": problem.on(n) for n in (problem.cluster.gpus * factor for factor in (2, 4, 8))}
+    for name, changed in ({"state=bf16": short} if short.job.state != problem.job.state else {} | more).items():
+        with suppress(UserInputError):
+            search(changed, keep=1)
+            return f". It fits with {name}"
+    return ""
+
+
 def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
     """Return the time and cost of training on `train_tokens`. Raises UserInputError if the cost exceeds `max_cost`."""
     tokens, (price, _) = request.train_tokens, request.price
@@ -86,9 +100,11 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
         raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {unknown}")
     if training.cost > request.max_cost:
         cost = round_to_band(training.cost, error_share, apart_from=request.max_cost)
+        assumed = "" if request.price_per_hour is not None else ", which is assumed"
+        fewer = "" if request.daily_tokens else "fewer GPUs, or "
         raise UserInputError(
-            f"max_cost={request.max_cost:g}: {tokens:g} tokens on {estimate.gpus:,} GPUs cost {cost}, at "
-            f"price_per_hour={price:g}. Fewer GPUs, or others (hardware=a,b), may cost less"
+            f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {estimate.gpus:,} GPUs cost {cost} (±"
+            f"{error_share:.0%}) at price_per_hour={price:g}{assumed}; {fewer}others (hardware=a,b) may cost less"
         )
     return training
 
@@ -145,7 +161,11 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     `days` accounts for failures. Raises UserInputError if no number up to `MAX_GPUS` reaches the rate."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
     reliability = Reliability(0.0) if request.days is None else request.reliability
-    key = f"tokens_per_day={tokens_per_day:g}" if request.days is None else f"days={request.days:g}"
+    key = (
+        f"tokens_per_day={tokens_per_day:g}"
+        if request.days is None
+        else f"days={request.days:g} (train_tokens={request.train_tokens:g})"
+    )
     job, peaks = problem.job, problem.cluster.device.peak_tflops
     flops_per_s = tokens_per_day / SECONDS_PER_DAY * model_flops_per_token(job.model, job.sequence_length)
     too_few = flops_per_s / (1e12 * peaks.get(PRECISIONS[job.precision].dtype, math.inf))

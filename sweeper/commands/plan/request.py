@@ -39,6 +39,7 @@ from workloads.layouts.layout import (
     State,
     TensorOverlap,
     layout_words,
+    write_words,
 )
 from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 from workloads.models.hugging_face import UnsupportedModel, load_model
@@ -230,15 +231,16 @@ def build_problem(request: PlanRequest) -> Problem:
             raise UserInputError(f"layers_per_stage={stages}: must be the layers of each stage, such as 9,7,8,8")
         given["layers_per_stage"] = tuple(map(int, stages.split(",")))
     trainer = request.trainer or (reading.trainer if reading else request.file or OWN)
-    of_job = {name: value for name in ("state", *OF_EXPERTS) if (value := getattr(request, name)) is not None}
+    for name in OF_EXPERTS if not model.experts else ():
+        if (value := getattr(request, name)) is not None:
+            raise UserInputError(f"{write_words({name: value})}: {request.model} has no experts")
+    job = _build_job(request, model, trainer, reading)
+    of_job = {name: getattr(job, name) for name in ("state", *OF_EXPERTS)}
     if reason := find_trainer(trainer).find_unsupported(given | of_job):
         raise UserInputError(reason)
-    if not model.experts and (name := next(filter(of_job.get, OF_EXPERTS), "")):
-        raise UserInputError(f"{name}={of_job[name]}: {request.model} has no experts")
     if not request.daily_tokens:
         _check_degrees(given, gpus)
     batch = request.global_batch or (reading.layout.global_batch if reading else None)
-    job = _build_job(request, model, trainer, reading)
     job = replace(job, layout=Layout(global_batch=batch or default_batch(job.sequence_length, gpus)))
     if trainer == OWN and given.get("schedule") in SPLIT_SCHEDULES:
         job = replace(job, compiled=False)
@@ -250,7 +252,10 @@ def build_problem(request: PlanRequest) -> Problem:
 def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileReading | None) -> Job:
     of_file = reading or FileReading(trainer, Layout(), SEQUENCE_LENGTH, compiled=find_trainer(trainer).compiles)
     others: dict[str, Any] = {"dispatcher": "allgather"} if trainer == OWN else {}  # as in `workloads.parallel`
-    others |= {**of_file.others, **{name: v for name in OF_EXPERTS if (v := getattr(request, name)) is not None}}
+    cores = {find_trainer(name).core for name in (trainer, of_file.trainer)}
+    if trainer == of_file.trainer or cores == {"megatron"}:  # others exchange tokens in their own way
+        others |= of_file.others
+    others |= {name: value for name in OF_EXPERTS if (value := getattr(request, name)) is not None}
     return Job(
         model=model,
         layout=Layout(),

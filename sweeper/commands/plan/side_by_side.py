@@ -69,6 +69,8 @@ def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> lis
             lines.append(f"{key:10}{limit:g} is met by the middle of the band, not by its slow end: {over}")
     if far := [one.name for one in planned if one.is_far]:
         lines.append(f"far       {', '.join(far)}: far from any measured run")
+    if unpriced := [one.name for one in planned if one.training.cost is None]:
+        lines.append(f"price     none is known of {', '.join(unpriced)}; price_per_hour= sets one for all")
     if not (request.trainer or request.file or request.layout):
         lines.append("trainer   this project's own; another one (trainer=megatron) can change rates and order")
     return lines

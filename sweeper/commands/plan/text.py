@@ -156,8 +156,8 @@ def head_lines(answer: Answer) -> list[str]:
         f"{INDENT}step {show_range(step_s, error_share)} s, "
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)}B tokens a day",
-        f"{INDENT}memory in use up to {bound_gib(memory, job, cluster):.0f} GiB of {cluster.usable_gib:.0f} usable; "
-        f"the framework reports {memory.allocated_gib:.0f} allocated, {memory.reserved_gib:.0f} reserved",
+        f"{INDENT}memory needs up to {bound_gib(memory, job, cluster):.0f} of {cluster.usable_gib:.0f} usable GiB; the "
+        f"framework reports {memory.allocated_gib:.0f} allocated, {memory.reserved_gib:.0f} reserved, partly to spare",
     ]
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED, StopRequests
 from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.commands.sweep.opening import OpenedSweep
 from sweeper.common.clock import PhaseClock
-from sweeper.common.format import exact_value, format_interval, format_phases
+from sweeper.common.format import exact_value, format_interval, format_number, format_phases
 from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.pages import trial_tables
@@ -103,7 +104,9 @@ class FinishedRun:
             value = Winner(first.trial.number, *first.value.bounds, first.rounds)
         elif winner is not None:  # without finals, use the measurement in the search
             value = front_value(results.front, winner, criteria) if results.front else measured_value(winner, criteria)
-        if winner is not None:
+        if winner is None:  # the files of an earlier winner, which a changed limit excludes
+            shutil.rmtree(self.plan.folder / FOLDER, ignore_errors=True)
+        else:
             try:
                 build_files(self.opened.description, winner, value, self.plan.folder / FOLDER).write()
             except Exception as error:  # a failed file must never cost the table
@@ -175,12 +178,12 @@ def _next_commands(arguments: Sequence[str], results: Results, progress: SweepPr
         added = [f"{name}={value}" for name, value in changes.items() if value is not None]
         return shlex.join(secrets.masked_arguments([*kept, *added]))
 
-    # Double the limits that ended the sweep. The sweep may already have more trials than the limit.
-    limits = {f"budget.{name}": limit for name, limit in progress.exhausted_limits().items()}
-    if "budget.trials" in limits:
-        limits["budget.trials"] = progress.finished_trials
-    doubled = {name: f"{2 * limit:.15g}" for name, limit in limits.items()}
-    commands = {"extend_command": change({"retry": None, **doubled})}
+    # Double the limits that ended the sweep. The sweep may already have used more than the limit.
+    limits, used = progress.exhausted_limits(), progress.used()
+    doubled = {f"budget.{name}": f"{2 * max(limit, used[name]):.3g}" for name, limit in limits.items()}
+    doubled = {name: f"{float(value):.15g}" for name, value in doubled.items()}  # no exponent
+    spent = [f"budget.{name}={limit:g} ({format_number(used[name])} used)" for name, limit in limits.items()]
+    commands = {"extend_command": change({"retry": None, **doubled}), "ended_by": " and ".join(spent)}
     if statuses := {record.status for record in (*results.records, *results.remeasured)} & set(WITHOUT_RESULT):
         # Use the narrowest value that covers all these trials, without infeasible trials if possible.
         name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)

@@ -1,6 +1,7 @@
 """`workload=command` from the command line: complete sweeps, and settings that are refused."""
 
 import json
+import re
 import sqlite3
 import statistics
 import subprocess
@@ -154,3 +155,22 @@ def test_a_file_of_a_command_has_a_name_and_no_folder(name: str) -> None:
 def test_a_metric_of_a_log_has_a_name_that_every_store_takes(name: str) -> None:
     with pytest.raises(ValueError, match="a metric's name has letters, digits"):
         CommandSettings(run=["x"], log={"step_time_s": "t (.*)", name: "a (.*)"})
+
+
+def test_a_limit_that_excludes_every_trial_removes_the_files_of_the_winner(workspace: Workspace) -> None:
+    steps = "range(6 if sys.argv[1] == 'short' else 9)"
+    program = f"import sys\nfor n in {steps}: print(f'step {{n}} loss {{9 - n}} 500 tok/s', flush=True)"
+    (workspace.path / "p.py").write_text(program)
+    words = ["workload=command", "command.run=['{python}',p.py,'{k}']", f"command.directory={workspace.path}"]
+    words += ["command.steps=20", "command.warmup=1", "objective=loss", "search=grid", "name=s", "hardware=cpu"]
+    words += ["space.k=short,long,nan", "finals.top=0"]
+    first = workspace.run(*words, "budget.gpu_hours=1e-6").out.replace("\\\n", "")
+    used = re.search(r"ended    by budget.gpu_hours=1e-06 \(([\de.-]+) used\)", first)
+    extended = re.search(r"extend .* budget.gpu_hours=([\de.-]+)", first)
+    assert used and extended and float(extended[1]) > float(used[1]), first
+    best = workspace.path / "sweeps" / "s" / "best"
+    second = workspace.run(*words)
+    assert second.code == 0 and best.is_dir() and "again    python -m sweeper best s" in second.out
+    assert "loss of unequal training is ranked: trials have 5 to 8 timed steps" in second.out
+    third = workspace.run(*words, "limits.loss=0.5")
+    assert "no trial keeps limits.loss" in third.out and "again " not in third.out and not best.exists()

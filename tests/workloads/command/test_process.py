@@ -246,11 +246,33 @@ def test_a_rate_without_a_pattern_is_enough(
 def test_a_plan_runs_a_program_until_its_first_steps_and_fails_with_it(
     run_cli: Callable[..., CommandResult], tmp_path: Path, steps: int, code: int
 ) -> None:
-    lines = "".join(f"print('step {10 * n} 500 tok/s', flush=True)\n" for n in range(1, steps + 1))
+    lines = "".join(f"print('step {10 * n} loss 2.5 500 tok/s', flush=True)\n" for n in range(1, steps + 1))
     wait = "raise SystemExit('no data')" if code else "import time; time.sleep(60)"
     (tmp_path / "p.py").write_text(lines + wait)
     shown = run_cli("workload=command", "command.run=['{python}',p.py]", "objective=loss", "plan=run")
     heading = "failed   " if code else "read     "
-    assert shown.code == code and f"{heading}step 10: tokens_per_s=500\n" in shown.out, shown
+    assert shown.code == code and f"{heading}step 10: loss=2.5 tokens_per_s=500\n" in shown.out, shown
     assert ("no data" in shown.out) == bool(code)
-    assert "note     loss: of the first 13 printed steps, after which a program is ended; for a whole run" in shown.out
+    assert "note     loss: the last of the first 13 printed steps, after which a program is ended; for" in shown.out
+
+
+def test_a_plan_fails_if_the_first_steps_lack_the_objective(
+    run_cli: Callable[..., CommandResult], tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_text("for n in range(5): print('step', n, '500 tok/s', flush=True)")
+    words = ("workload=command", "command.run=['{python}',p.py]", "plan=run")
+    shown = run_cli(*words, "objective=acc", "metrics.acc=maximize")
+    assert shown.code == 1 and "step 2: tokens_per_s=500\n" in shown.out
+    assert "acc was not measured; command.log.acc='REGEX' reads it from the log. Set" in shown.out
+    shown = run_cli(*words, "objective=step_time_ms")
+    assert shown.code == 1 and "the log has no size of a step: set command.global_batch= and" in shown.out
+
+
+def test_a_loss_and_an_accuracy_are_those_of_the_last_step_memory_is_the_highest_and_a_time_the_median() -> None:
+    rows = [(0.5, 2e-2, 10.0, 3.0), (0.7, 3e-4, 30.0, 9.0), (0.6, 2.4e-4, 20.0, 5.0)]
+    program = f"for acc, loss, gb, ms in {rows}: print(f'acc={{acc}} loss={{loss:.1e}} mem_gb={{gb}} took {{ms}} ms')"
+    log = {"step_time_ms": r"took ([\d.]+)", "loss": r"loss=([\d.]+)", "acc": r"acc=([\d.]+)", "mem_gb": r"gb=([\d.]+)"}
+    run = CommandSettings(run=["{python}", "-c", escape(program)], warmup=0, steps=9, log=log)
+    derived = derive([measure(run, {}, Rank())], {})
+    assert (derived["acc"], derived["loss"], derived["mem_gb"]) == (0.6, 2.4e-4, 30.0)
+    assert derived["step_time_ms"] == pytest.approx(5.0)

@@ -29,3 +29,8 @@ def test_a_rendered_file_has_exactly_the_values(contents: dict[str, Any]) -> Non
     values = {f"x{n}": value for n, value in enumerate(contents.values())}
     for name, parse in (("a.json", json.loads), ("a.toml", tomllib.loads), ("a.yaml", yaml.safe_load)):
         assert parse(render(name, template, values)) == {"outer": contents}
+
+
+def test_a_whole_number_has_no_decimal_point_on_a_command_line() -> None:
+    values = {"x": 1e5, "lr": 1e-4, "large": 1e30, "none": None, "on": True}
+    assert fill("{x} {lr} {large} {none}.{on}", values) == "100000 0.0001 1e+30 .true"

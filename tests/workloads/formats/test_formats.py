@@ -375,3 +375,21 @@ def test_layers_with_experts_of_megatron(written: str, dense: tuple[int, ...]) -
 def test_a_pattern_of_experts_for_other_layers_is_refused() -> None:
     with pytest.raises(UserInputError, match=r"moe_layer_freq=.*\*3: must be N or a sum .* of 9 layers"):
         _read_dense_layers({"moe_layer_freq": "([0]+[1]*2)*3"}, 9)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "file", "written"),
+    [
+        ("megatron", "megatron", ("--moe-token-dispatcher-type=flex", "--moe-enable-deepep")),
+        ("torchtitan", "torchtitan", ('expert_parallel_comm_backend = "deepep"',)),
+    ],
+)
+def test_a_file_names_how_tokens_reach_experts(trainer: str, file: str, written: tuple[str, ...]) -> None:
+    layout = Layout(dp_shard=8, ep=8, sharding="fsdp2" if trainer == "torchtitan" else "zero1", global_batch=8)
+    job = Job(MODELS["qwen3_30b_a3b"], layout, 4096, trainer=trainer, dispatcher="deepep")
+    text = render(job, 8, file).text
+    assert all(words in text for words in written), text
+    assert read_layout(text, 8, job.model).others["dispatcher"] == "deepep"
+    if trainer == "torchtitan":
+        with pytest.raises(UserInputError, match="torchtitan: expert_overlap=true cannot be written"):
+            render(replace(job, expert_overlap=True), 8, file)

@@ -61,6 +61,8 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["gpus=8K"], "gpus=8K: must be an integer. Write 8e3 or 8192"),
         (["trainer=primus", "pp=2", "schedule=dualpipev"], "schedule=dualpipev: primus does not run it"),
         (["model=llama3_405b"], "gpus=8: no layout fits; the smallest needs up to [0-9]+ GiB of each GPU, [0-9]+ GiB"),
+        (["model=llama3_8b", "hardware=rtx4090", "gpus=4"], "no layout fits; .*\\. It fits with state=bf16$"),
+        (["model=llama3_70b", "gpus=4", "state=bf16"], "no layout fits; .*. It fits with gpus=8$"),
         (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed is planned without it; it has to be 1"),
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
         (["layout=no.toml"], "layout=no.toml: No such file"),
@@ -102,6 +104,25 @@ def test_the_way_of_tokens_to_experts_and_their_imbalance_change_a_plan(capsys: 
     printed = capsys.readouterr().out
     assert "experts   dispatcher=alltoall expert_overlap=false expert_imbalance=1.5" in printed
     assert "the imbalance of natural routing" not in printed
+
+
+def test_imbalance_is_limited_by_the_number_of_ranks_that_divide_experts() -> None:
+    words = ["model=qwen3_30b_a3b", "hardware=h100", "gpus=64", "micro_batch=1", "checkpointing=full", "tp=1", "cp=1"]
+
+    def step_s(*more: str) -> float:
+        return search(build_problem(read_request([*words, *more])), keep=1).best[0].estimate.step.total_s
+
+    assert step_s("ep=1", "expert_imbalance=4") == step_s("ep=1")
+    assert step_s("ep=2", "expert_imbalance=1e6") == step_s("ep=2", "expert_imbalance=2") > step_s("ep=2")
+
+
+def test_a_file_of_another_trainer_gives_neither_its_exchange_nor_its_state(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    options = "--num-experts 128 --moe-router-topk 8 --expert-model-parallel-size 8 --bf16 --moe-enable-deepep"
+    path.write_text(f"python pretrain_gpt.py {options} --micro-batch-size 1 --global-batch-size 64")
+    words = ["model=qwen3_30b_a3b", "hardware=h100", "gpus=8", f"layout={path}"]
+    assert build_problem(read_request(words)).job.dispatcher == "deepep"
+    assert build_problem(read_request([*words, "trainer=own", "sharding=fsdp2"])).job.dispatcher == "allgather"
 
 
 @pytest.mark.parametrize("text", ["space.tp=null", "space.micro_batch=", "space.tp=-2", "space.tp=1,2"])
@@ -509,7 +530,10 @@ def test_a_request_that_is_wrong_for_all_gpus_is_refused_once() -> None:
 def test_a_rate_beyond_the_peak_of_all_gpus_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sweeper.commands.plan.answer.find_layouts", None)
     words = ["model=llama3_405b", "hardware=h100", "train_tokens=15e12", "days=0.5"]
-    with pytest.raises(UserInputError, match=r"^days=0.5: takes 886,\d{3} GPUs at their peak, and at most 65,536 are"):
+    with pytest.raises(
+        UserInputError,
+        match=r"^days=0.5 \(train_tokens=1.5e\+13\): takes 886,\d{3} GPUs at their peak, and at most 65,536 are",
+    ):
         find_problem(read_request(words))
 
 
@@ -536,7 +560,7 @@ def test_a_number_of_days_finds_the_number_of_gpus() -> None:
         assert found.cluster.gpus == gpus
     priced = [*words, "train_tokens=1e12", "price_per_hour=2", "gpus=8"]
     with pytest.raises(
-        UserInputError, match=r"max_cost=1000: 1e\+12 tokens on 8 GPUs cost [\d,]+, at price_per_hour=2"
+        UserInputError, match=r"max_cost=1000: train_tokens=1e\+12 on 8 GPUs cost [\d,]+ \(.\d+%\) at price_per_hour=2;"
     ):
         answer(read_request([*priced, "max_cost=1000"]))
     with pytest.raises(UserInputError, match="days=3: takes the place of tokens_per_day="):
@@ -554,7 +578,7 @@ def test_a_cost_that_is_refused_is_shown_above_its_limit(tokens: float) -> None:
     limit = (answer(read_request(words)).training.cost or 0.0) - 1
     with pytest.raises(UserInputError) as refusal:
         answer(read_request([*words, f"max_cost={limit}"]))
-    cost = re.search(r"GPUs cost ([\d,.]+), at", str(refusal.value))
+    cost = re.search(r"GPUs cost ([\d,.]+) \(", str(refusal.value))
     assert cost and float(cost[1].replace(",", "")) > limit
 
 
