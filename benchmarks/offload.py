@@ -29,13 +29,14 @@ from typing import Any
 
 import torch
 
+from tests.support.llama import Llama
 from workloads.api.contract import Infeasible, Machine, Measurement, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
 from workloads.llama.attention import AttentionShape
 from workloads.llama.data import load_sequences
-from workloads.llama.model import Llama, rope_table
+from workloads.llama.model import rope_table
 from workloads.llama.pytorch_attention import fused_attention
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS

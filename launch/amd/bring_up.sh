@@ -43,7 +43,7 @@ fi
 
 sweep=(python -m sweeper hardware=auto search=grid finals.top=0 progress=json dir="$folder/runs")
 product=("${sweep[@]}" workload=matmul space.warmup=10 space.repeats=100)
-allreduce=("${sweep[@]}" workload=allreduce space.mib=1024)
+allreduce=("${sweep[@]}" workload=collectives space.collective=all_reduce space.kib=1048576)
 offload=("${sweep[@]}" workload=llama1b space.device_gib=8 space.host_gib=24 space.sequences_per_step=8 space.steps=2)
 fsdp8=("${sweep[@]}" workload=parallel model=llama3_8b gpus=8 space.sequence_length=8192 space.global_batch=8
   space.dp_replicate=1 space.dp_shard=8 space.tp=1 space.cp=1 space.pp=1 space.stages_per_rank=1 space.schedule=1f1b

@@ -47,6 +47,10 @@ def explain(error: Exception, arguments: Arguments) -> str:
         return _explain_file(text, arguments)
     if match := SEVERAL_VALUES.search(text):
         advice = "give it one for --cfg and --info" if arguments.flags else "add -m to run one sweep for each"
+        split = [o for o in arguments.overrides if re.fullmatch(r"space\.[^=]+=[^()\[\]{}]+,[^()\[\]{}]+", o)]
+        if split and not arguments.flags:  # -m would make sweeps of its values, too
+            name, _, listed = split[0].partition("=")
+            advice += f", with {name}='choice({listed})'"
         key, _, values = match[1].partition("=")
         if key.lstrip("+") in ("objective", "workload.objective"):
             advice = f"write {key}=[{values}] for their Pareto front, or {advice}"

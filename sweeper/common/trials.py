@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -46,6 +46,11 @@ def narrowest_retry(statuses: Collection[TrialStatus]) -> str:
 LOST_NODE = "lost_node_id"  # in `where` of a lost trial: the Ray ID of the dead worker's node
 LEFT = "left_processes"  # in `where`: command lines of processes that the trial left behind and the sweep ended
 SHARED_FIELDS = ("fixed", "work")  # record fields that are usually equal in all trials of a sweep
+
+
+def mask_numbers(reason: str) -> str:
+    """Mask a reason's numbers except exit codes, because reasons that differ only in numbers are of one kind."""
+    return re.sub(r"(exit code \d+)|[\d.,]+", lambda match: match[1] or "#", reason)
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,13 @@ class TrialRecord:
         return {**self.fixed, **self.params}
 
     @property
+    def repeats(self) -> dict[str, int]:
+        """What the trial measures again, by column: a finalist and its round, or an earlier attempt."""
+        retry_of = {"retry_of": self.retry.trial} if self.retry else {}
+        again = self.remeasurement
+        return ({"remeasured_trial": again.trial, "round": again.round} if again else {}) | retry_of
+
+    @property
     def superseded(self) -> int | None:
         """The number of the attempt to discard: the earlier attempt or this one. None without a retry."""
         if self.retry is None or self.status is TrialStatus.CANCELLED:
@@ -139,8 +151,7 @@ class TrialRecord:
 
     @property
     def kind_of_reason(self) -> str:
-        """The reason with all numbers masked, because reasons that differ only in numbers are of the same kind."""
-        return re.sub(r"[\d.,]+", "#", self.reason)
+        return mask_numbers(self.reason)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=float)  # metrics of a workload may contain NumPy numbers
@@ -161,12 +172,6 @@ class TrialRecord:
         retry = Retry.from_dict(fields["retry"]) if fields.get("retry") else None
         status = TrialStatus(fields["status"])
         return TrialRecord(**(fields | {"status": status, "remeasurement": remeasurement, "retry": retry}))
-
-
-def rank_trials(records: Iterable[TrialRecord], objective: str, direction: str) -> list[TrialRecord]:
-    """Return the complete trials that have the objective metric, best first. `direction` is maximize or minimize."""
-    ranked = [record for record in records if record.status is TrialStatus.COMPLETE and objective in record.metrics]
-    return sorted(ranked, key=lambda record: record.metrics[objective], reverse=direction == "maximize")
 
 
 def rank_file_name(rank: int, name: str) -> str:

@@ -118,13 +118,11 @@ class SweepResult:
         rows = []
         records = self._stored.records.items()
         for number, record in sorted(item for item in records if bool(item[1].remeasurement) == remeasured):
-            remeasurement = record.remeasurement
             row = {
                 "trial": number,
                 "outcome": record.status.value,
                 "reason": record.reason,
-                **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
-                **({"retry_of": record.retry.trial} if record.retry else {}),
+                **record.repeats,
             }
             rows.append(row | _param_columns(record) | dict(record.metrics))
         return _add_units(pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame())

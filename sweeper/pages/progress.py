@@ -212,14 +212,12 @@ class Json(Lines):
         if ended is None:
             super().update(state)
             return
-        remeasurement = ended.remeasurement
         event = {
             "trial": ended.number,
             "objective": state.objectives[0],
             "outcome": ended.status.value,
             "reason": ended.reason,
-            **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
-            **({"retry_of": ended.retry.trial} if ended.retry else {}),
+            **ended.repeats,
             "params": dict(ended.params),
             "metrics": dict(ended.metrics),
             "is_best": is_best,

@@ -140,12 +140,10 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
     """Return all trials as CSV: outcome, parameters and metrics. `columns` has additional cells by trial number."""
     rows = []
     for record in sorted(records, key=lambda record: record.number):
-        remeasurement = record.remeasurement
         rows.append(
             {
                 "trial": record.number,
-                **({"remeasured_trial": remeasurement.trial, "round": remeasurement.round} if remeasurement else {}),
-                **({"retry_of": record.retry.trial} if record.retry else {}),
+                **record.repeats,
                 "outcome": record.status.value,
                 **(columns or {}).get(record.number, {}),
                 # A parameter that is NaN is written as a value, not as an empty cell.

@@ -177,7 +177,7 @@ class Journal:
             if metrics:
                 self.study.set_metric_names(list(metrics))
         self._study_id = self._storage.get_study_id_from_name(self.study.study_name)
-        self.add_trial, self.sync = self.study.add_trial, self._file.sync
+        self.add_trial, self.tell, self.sync = self.study.add_trial, self.study.tell, self._file.sync
 
     @property
     def trials(self) -> list[StoredTrial]:
@@ -195,9 +195,6 @@ class Journal:
     def set_attr(self, number: int, key: str, value: Any) -> None:
         trial_id = self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
         self._storage.set_trial_user_attr(trial_id, key, value)
-
-    def tell(self, number: int, values: Sequence[float] | None, state: TrialState) -> None:
-        self.study.tell(number, values, state=state)
 
 
 def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:

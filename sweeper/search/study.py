@@ -71,6 +71,7 @@ class Study:
         self._journal = Journal(path, *criteria.directions, metrics=criteria.metrics)
         self.id = check_identity(self._journal.study, identity)  # because sweep names are not unique
         self._sampling = sampling.SamplingStudy(search, criteria, self.distributions)
+        self.sync, self.should_prune = self._journal.sync, self._sampling.should_prune
         self.trial_count = 0  # trials in the journal, including remeasurements
         self._search_trial_count = 0  # trials in the journal that are not remeasurements
         self._known_keys: set[str] = set()  # keys of points that must not be proposed again
@@ -172,10 +173,6 @@ class Study:
         self._sampling.drop(proposal)
         return None
 
-    def should_prune(self, number: int, step: int, value: float) -> bool:
-        """Report a running trial's step, and return whether the pruner ends the trial."""
-        return self._sampling.should_prune(number, step, value)
-
     def tell(self, record: TrialRecord) -> None:
         """Store how a trial ended, and the steps that it reported, for the pruner of a later run."""
         if steps := self._sampling.steps(record.number):  # one line for all; Optuna would write one for each step
@@ -183,10 +180,6 @@ class Study:
         # The record comes before the state: if the driver is killed in between, the next driver finds the record.
         self._journal.set_attr(record.number, RECORD, asdict(record))
         self._finish(record)
-
-    def sync(self) -> None:
-        """Wait until everything written so far is on disk."""
-        self._journal.sync()
 
     def _finish(self, record: TrialRecord) -> None:
         ending = self._ending_of(record)

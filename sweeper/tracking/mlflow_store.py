@@ -53,7 +53,6 @@ REFUSED = "not_written"  # of a trial: why MLflow rejects the values
 LIMITS = "limits"  # of a sweep, as JSON: bound and direction by metric (in earlier versions, only the bound)
 WORK = "work"  # the identity of a trial's work, as JSON
 REMEASURED_TRIAL = "remeasured_trial"  # of a trial in the finals: the finalist's number
-RETRY_OF = "retry_of"  # of a trial that runs an earlier trial again: the number of the earlier trial
 RETRIED_AS = "retried_as"  # of the attempt that does not count: the number of the other attempt, usually the retry
 # Runs with these tags do not count as trials. Reports and views leave them out.
 LEFT_OUT = (REMEASURED_TRIAL, RETRIED_AS)

@@ -309,12 +309,9 @@ class Store:
         return str(self.children.find_or_create(number, legal_text(name), started_at_s).info.run_id)
 
     def _trial_tags(self, record: TrialRecord) -> dict[str, Any]:
-        remeasurement = record.remeasurement
         return {
             mlflow_store.OUTCOME: record.status.value,
-            mlflow_store.REMEASURED_TRIAL: remeasurement.trial if remeasurement else None,
-            "round": remeasurement.round if remeasurement else None,
-            mlflow_store.RETRY_OF: record.retry.trial if record.retry else None,
+            **record.repeats,
             "changed": ("; ".join(record.retry.changed) or "nothing that is recorded") if record.retry else None,
             "attempts": record.attempts,
             "reason": record.reason,

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tests.support.gloo_fp8 import fp8_over_gloo
+from tests.support.llama import Llama
 from workloads.api.contract import Rank
 from workloads.instruments import device as devices
 from workloads.instruments.distributed import process_group
 from workloads.instruments.torch_internals import gather_numbers
 from workloads.layouts.layout import Layout
-from workloads.llama.model import Llama, rope_table
+from workloads.llama.model import rope_table
 from workloads.models.model import MODELS, Model
 from workloads.parallel.apply import (
     ModelSpec,

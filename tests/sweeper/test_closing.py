@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from sweeper.commands.sweep.closing import build_view, describe_winner
-from sweeper.common.trials import Remeasurement, TrialStatus, rank_trials
+from sweeper.common.trials import Remeasurement, TrialStatus
 from sweeper.config.space import Choice, Space
+from sweeper.metrics.criteria import Criteria
 from sweeper.pages.sweep_results import Results
 from sweeper.pages.trial_tables import finalist_rows
 from sweeper.search.finals import finalist_results
@@ -33,7 +34,7 @@ def make_results(exceeded: Mapping[int, tuple[str, ...]] | None = None) -> Resul
         )
         for number, (n, (trial, speed)) in enumerate(itertools.product(range(3), ROUNDS.items()), start=len(SPEEDS))
     ]
-    best = rank_trials(searched, "tokens_per_s", "maximize")
+    best = Criteria.of({"tokens_per_s": "maximize"}).rank(searched)
     workload = SimpleNamespace(name="parallel", objective="tokens_per_s", direction="maximize")
     plan = SimpleNamespace(config=SimpleNamespace(workload=workload), space=Space({"x": Choice((0, 1, 2, 3))}))
     finalists = finalist_results(best, 2, [*searched, *remeasured], "tokens_per_s", "maximize", exceeded)

@@ -37,7 +37,7 @@ def test_a_trial_prints_its_measurement() -> None:
     [
         (
             ["matmull"],
-            ["matmull: unknown workload", "Available: allreduce, attention, collectives", "Did you mean matmul?"],
+            ["matmull: unknown workload", "Available: attention, collectives, command", "Did you mean matmul?"],
         ),
         (["bandwidth"], ["bandwidth: unknown workload", "registers it in sweeper.workloads: pip install -e ."]),
         (["probe", "sleeps_s=1"], ["no parameter 'sleeps_s'", "Available: behaviour, ", "Did you mean sleep_s?"]),
@@ -70,7 +70,7 @@ def test_workloads_are_listed_with_the_presets_that_run_them(
         main([])
     listed = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().err.splitlines() if line[:2] == "  "}
     assert exit_info.value.code == 2 and set(listed) == set(names())
-    assert listed["offload"][0] == "llama1b," and listed["allreduce"] == ["allreduce"]
+    assert listed["offload"][0] == "llama1b," and listed["memory"] == ["memory"]
     assert sum(map(len, listed.values())) == len(list((REPOSITORY / "conf/workload").glob("*.yaml")))
     (tmp_path / "tuner.yaml").write_text("# @package _global_\nworkload: {name: command, objective: mfu}\n")
     assert ["command", "tuner"] in [line.split() for line in describe_workloads(tmp_path).splitlines()]

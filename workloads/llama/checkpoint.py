@@ -19,9 +19,9 @@ from workloads.models.trained import read_trained
 
 SHARD_BYTES = 4 * 10**9
 STACKED = (".experts.gate_up", ".experts.down")  # one matrix per expert
-Weights = Iterable[tuple[str, Tensor]]  # pairs of a name in `workloads.llama.model.Llama` and a tensor
+Weights = Iterable[tuple[str, Tensor]]  # pairs of a parameter's name, such as `blocks.0.…`, and a tensor
 
-# Hugging Face's names for the parameters of `workloads.llama.model.Llama`. A parameter with several names is the
+# Hugging Face's names for the parameters of a decoder. A parameter with several names is the
 # concatenation of the named tensors along the first dimension.
 HF_BLOCK_NAMES = {
     "attention_norm.weight": ["input_layernorm.weight"],
@@ -99,7 +99,7 @@ def _block_names(family: str, count: int) -> dict[str, list[str]]:
 
 
 def open_reader(folder: Path, shape: Model) -> Callable[[str], Tensor]:
-    """Return a function that reads a parameter from the checkpoint by its name in `workloads.llama.model.Llama`.
+    """Return a function that reads a parameter from the checkpoint by its name, such as `blocks.0.…`.
 
     Each call of this function reads one tensor to the CPU in the checkpoint's data type, and raises ValueError if the
     checkpoint lacks the tensor. Raises ValueError if the folder has no checkpoint of this shape in any family.

@@ -1,4 +1,4 @@
-"""A Llama decoder in plain PyTorch. Every training workload trains this model, whichever engine runs it."""
+"""The parts of a Llama decoder in plain PyTorch. Every training workload trains them, whichever engine runs them."""
 
 import math
 from collections.abc import Callable
@@ -108,28 +108,6 @@ def apply_rotary_emb(x: Tensor, rope: Tensor) -> Tensor:
     first, second, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return torch.cat([*rotated, rest] if rest.shape[-1] else rotated, dim=-1)
-
-
-class Llama(nn.Module):
-    """The decoder and its loss. The logits of at most `chunk_tokens` tokens exist at a time."""
-
-    def __init__(self, shape: Model, *, chunk_tokens: int = 4096) -> None:
-        super().__init__()
-        self.shape, self.chunk_tokens = shape, chunk_tokens
-        self.embedding = nn.Embedding(shape.vocabulary, shape.hidden_size)
-        self.blocks = nn.ModuleList([Block(shape, layer) for layer in range(shape.layers)])
-        self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.norm_eps)
-        self.lm_head = nn.Linear(*shape.linear("lm_head"), bias=False)
-        if shape.tied:
-            self.lm_head.weight = self.embedding.weight
-
-    def forward(self, tokens: Tensor, targets: Tensor, rope: Tensor, share: float = 1.0) -> Tensor:
-        """Return `share` of the mean loss of predicting `targets` from `tokens`, both [batch, length] int64."""
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x, rope)
-        x = self.norm(x).flatten(0, 1)
-        return ChunkedLoss.apply(x, self.lm_head.weight, targets.flatten(), self.chunk_tokens, share)
 
 
 def loss_and_gradients(

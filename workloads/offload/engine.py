@@ -45,7 +45,7 @@ class LayerState:
 class EmbeddingAndHead:
     """Embedding, last norm and LM head. Weights and gradients stay on the device; the plan places the optimizer states.
 
-    `sizes` maps the name of each weight in `workloads.llama.model.Llama` to its size.
+    `sizes` maps the name of each weight of the decoder to its size.
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class Engine:
         return self._math.backward(weights, gradients, activations, self._ropes[segment], d_out, earlier, d_keys_values)
 
     def load(self, get_weight: Callable[[str], Tensor]) -> None:
-        """Copy all weights from `get_weight(name)`, by their names in `workloads.llama.model.Llama`."""
+        """Copy all weights from `get_weight(name)`, by their names in the decoder."""
         for n in range(self.shape.layers):
             # Read every weight exactly once: a function that draws weights would return different weights next time.
             flat = torch.cat([get_weight(f"blocks.{n}.{name}").flatten() for name in self._shapes])
@@ -425,7 +425,7 @@ class Engine:
         self.load(draw)
 
     def copy_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield host copies of all weights, with their names in `Llama`. Every process must consume all of them."""
+        """Yield host copies of all weights, with their names in the decoder. Every process must consume all of them."""
         self.synchronize()
         yield from self._embedding_and_head.copy_weights()
         for n in range(self.shape.layers):

@@ -220,7 +220,7 @@ class Stage(nn.Module):
 
 
 def named_llama_parameters(stage: Stage) -> dict[str, nn.Parameter]:
-    """Return the parameters by their names in `workloads.llama.model.Llama`, without the names of wrappers."""
+    """Return the parameters by their names in the whole decoder, without the names of wrappers."""
     return {
         name.removeprefix("head.").replace("._orig_mod", "").replace(".block.", "."): parameter
         for name, parameter in stage.named_parameters()

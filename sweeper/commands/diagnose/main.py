@@ -3,10 +3,11 @@
     python -m sweeper diagnose train.log
     python -m sweeper diagnose rank*.log model=llama3_8b hardware=h100 gpus=64
 
-Reads the same logs as `sweeper ingest`. Reports gradual slowdowns, jumps in step time, temporary slow phases, and
-periodic or irregular pauses. Also reports ranks and hosts that are slower than the rest and, with model=, hardware= and
-gpus=, steps that are slower than the plan of the log's layout by more than the plan's error band. The exit code is 0 if
-nothing is unusual, 1 if there is a finding, and 3 if there are too few steps for a verdict.
+Reads the same logs as `sweeper ingest`, and other programs' lines such as `step 7 loss 2.5 80 ms/step`. Reports gradual
+slowdowns, jumps in step time, temporary slow phases, and periodic or irregular pauses. Also reports ranks and hosts
+that are slower than the rest and, with model=, hardware= and gpus=, steps that are slower than the plan of the log's
+layout by more than the plan's error band. The exit code is 0 if nothing is unusual, 1 if there is a finding, and 3 if
+there are too few steps for a verdict.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.metrics.step_series import FEWEST, Finding, find_slow_sources, find_unusual
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
-from workloads.formats.logs import LONGEST_LINE, LogReader, Step
+from workloads.formats.logs import LONGEST_LINE, Step
+from workloads.formats.rate_lines import CommonLogReader
 
 # The prefixes that launchers add to log lines: torchrun and Primus ranks, srun tasks, and host names with a number.
 SOURCE = re.compile(
@@ -64,7 +66,7 @@ class Source:
     """The steps of one rank or host, or of a log without rank or host prefixes."""
 
     name: str
-    reader: LogReader = field(default_factory=LogReader)
+    reader: CommonLogReader = field(default_factory=CommonLogReader)
     steps: list[Step] = field(default_factory=list)
     before: list[list[str]] = field(default_factory=list)  # the lines from all sources before each step
     last: int = 0  # the line number of the last step
@@ -99,7 +101,8 @@ def diagnose(request: DiagnoseRequest) -> int:
     found = [*describe_unusual(first), *describe_sources(sources)]
     usual_s = median(first.times_s.values())
     several = f" of {len(sources)} ranks or hosts" if len(sources) > 1 else ""
-    steps = f"{count(len(first.steps), 'step')} of {first.reader.kind} after the warm-up"
+    program = f" of {first.reader.kind}" if first.reader.kind else ""
+    steps = f"{count(len(first.steps), 'step')}{program} after the warm-up"
     print(f"{', '.join(request.logs)}: {steps}{several}, {format_number(usual_s)} s each")
     if request.model and request.hardware and request.gpus:
         planned, is_slower = compare_with_plan(request, usual_s)
@@ -121,7 +124,6 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
     sources: dict[str, Source] = {}
     for path in paths:
         try:
-            detect_format(path, [LOG_FORMAT])
             recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
             with path.open(errors="replace") as lines:
                 for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
@@ -134,6 +136,7 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
             raise UserInputError(f"{path}: {error.strerror}") from error
     with_steps = [source.select() for source in sources.values() if source.steps]
     if not with_steps:
+        detect_format(paths[0], [LOG_FORMAT])  # raises if the file is of another kind
         raise UserInputError(f"{', '.join(map(str, paths))}: no line has the time of a step")
     return with_steps
 

@@ -23,7 +23,7 @@ from sweeper.common.format import (
     spreadsheet_cell,
     typed_value,
 )
-from sweeper.common.trials import WITHOUT_RESULT, TrialStatus
+from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, mask_numbers
 from sweeper.metrics.derivation import MEMORY_METRICS, Prices, cost_metrics
 from sweeper.metrics.intervals import missing_reason
 from sweeper.pages.html_page import Table, drop_empty
@@ -110,7 +110,7 @@ def build_failures_table(trials: pd.DataFrame) -> Table:
         return Table(FAILURES, heading, [])
     failed = trials[trials["tag.outcome"].isin(OUTCOMES_OF_FAILURES)]
     reasons = failed["tag.reason"].fillna("")
-    kinds = reasons.str.replace(r"[\d.,]+", "#", regex=True)  # reasons that differ only in numbers are of one kind
+    kinds = reasons.map(mask_numbers)
     groups = failed.assign(reason=reasons).groupby(["tag.sweep", "tag.outcome", kinds], sort=False)
     rows = [
         [str(sweep), str(outcome), str(len(group)), str(group["run"].iloc[-1]), str(group["reason"].iloc[-1])]

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from sweeper.common.format import exact_value, short_value
-from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus, rank_trials, run_name
+from sweeper.common.trials import Remeasurement, Retry, TrialRecord, TrialStatus, run_name
+from sweeper.metrics.criteria import Criteria
 from tests.support.factories import trial_record
 
 
@@ -22,7 +23,7 @@ def test_only_complete_trials_with_the_objective_are_ranked(direction: str, numb
     records = [trial_record(number, metrics={"rate": rate}) for number, rate in enumerate([2.0, 1.0, 3.0])]
     records.append(trial_record(3, metrics={"other": 9.0}))
     records.append(trial_record(4, metrics={"rate": 9.0}, status=TrialStatus.FAILED))
-    assert [record.number for record in rank_trials(records, "rate", direction)] == numbers
+    assert [record.number for record in Criteria.of({"rate": direction}).rank(records)] == numbers
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_with_one_objective_the_workload_decides(workload: str) -> None:
 
 @pytest.mark.parametrize("workload", sorted(set(WORKLOADS) - {"command"}))
 def test_every_workload_measures_its_front_again(workload: str) -> None:
-    words = (f"workload={workload}", SEVERAL, f"gpus={2 if workload in ('allreduce', 'collectives') else 1}")
+    words = (f"workload={workload}", SEVERAL, f"gpus={2 if workload == 'collectives' else 1}")
     assert finals_of(*words).top == 3
 
 

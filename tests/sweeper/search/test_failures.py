@@ -60,3 +60,10 @@ def test_failures_on_one_node_of_several_do_not_stop_a_sweep(nodes: int, places:
     for number, place in enumerate(places):
         failures.add(trial_record(number, status=FAILED, reason="no device", where={"node_ids": place.strip()}))
     assert bool(failures.stop_reason) == stops
+
+
+def test_different_exit_codes_are_different_reasons() -> None:
+    failures = RepeatedFailures(3)
+    for number in range(6):
+        failures.add(trial_record(number, status=FAILED, reason=f"the program ended with exit code {number}: step 4"))
+    assert not failures.stop_reason

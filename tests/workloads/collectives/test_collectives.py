@@ -22,7 +22,6 @@ FIXED: dict[str, Any] = {"kib": 6, "dtype": "fp32", "warmup": 1, "repeats": 2}
 TRIALS: list[tuple[str, dict[str, Any]]] = [
     *(("collectives", FIXED | {"collective": name, "ranks": 0}) for name in NAMES),
     ("collectives", FIXED | {"collective": "send_receive", "ranks": 2}),
-    ("allreduce", {"mib": 1, "warmup": 1, "repeats": 2}),
 ]
 
 
@@ -73,18 +72,6 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests(measurements: list[list[Measure
         if parameters.get("ranks") == 0:
             rate = 6 * 1024 / statistics.median(measurement.step_times_s) / 1e9
             assert measurement.metrics["bus_gb_s"] == pytest.approx(factors[str(parameters["collective"])] * rate)
-
-
-def test_a_sum_of_mebibytes_keeps_its_name(measurements: list[list[Measurement]]) -> None:
-    assert measurements[0][-1].executed == {"mib": 1, "dtype": "bf16", "warmup": 1, "repeats": 2}
-
-
-def test_sweeps_of_allreduce_that_are_stored_can_be_resumed() -> None:
-    """The identity of a sweep and of its work has the name, the version and the parameters."""
-    workload = registry.load("allreduce")
-    assert (workload.name, workload.benchmark_version, workload.work) == ("allreduce", "allreduce/4", ("dtype",))
-    recorded = workload.recorded_parameters(workload.Parameters())
-    assert recorded == {"mib": 256, "dtype": "bf16", "warmup": 5, "repeats": 20}
 
 
 def test_a_wrong_result_is_an_error() -> None:

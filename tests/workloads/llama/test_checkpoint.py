@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.llama import Llama
 from tests.support.parallel_ranks import build_llama
 from workloads.api.contract import Rank
 from workloads.api.trial import run_trial
 from workloads.llama import checkpoint
 from workloads.llama.experts import Experts
-from workloads.llama.model import Llama, rope_table
+from workloads.llama.model import rope_table
 from workloads.models.model import MODELS, Model
 from workloads.models.routing import NATURAL
 

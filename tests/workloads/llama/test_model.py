@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from tests.conftest import REPOSITORY
+from tests.support.llama import Llama
 from tests.support.parallel_ranks import build_llama
-from workloads.llama.model import ChunkedLoss, Llama, apply_rotary_emb, rope_table
+from workloads.llama.model import ChunkedLoss, apply_rotary_emb, rope_table
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
 from workloads.models.model import MODELS
 

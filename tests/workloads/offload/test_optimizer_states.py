@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.llama import Llama
 from workloads.api.contract import Infeasible, Rank
 from workloads.api.trial import run_trial
 from workloads.llama.attention_kernels import KERNELS
-from workloads.llama.model import Llama, rope_table
+from workloads.llama.model import rope_table
 from workloads.models.model import MODELS
 from workloads.offload import OffloadParameters, run
 from workloads.offload.engine import Engine

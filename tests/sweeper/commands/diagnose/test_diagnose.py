@@ -87,3 +87,13 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path, content: b
 def test_an_injected_fault_is_named_and_a_clean_log_is_not(fault: str, log: Path) -> None:
     found = findings(np.random.default_rng(5), fault, log)
     assert [text.startswith(FAULTS.get(fault, "")) for text in found] == [True] * bool(fault)
+
+
+def test_lines_of_a_program_without_a_known_format_are_diagnosed(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times_ms = [80 + (n % 7) / 5 + (20 if n >= 120 else 0) for n in range(200)]
+    lines = [f"step {n + 1} loss {3 - n / 100:.2f} {time:.1f} ms/step" for n, time in enumerate(times_ms)]
+    log.write_text("\n".join(lines) + "\n")
+    assert diagnose(DiagnoseRequest(logs=[str(log)])) == 1
+    printed = capsys.readouterr().out
+    assert "steps after the warm-up" in printed
+    assert "step 121" in printed

@@ -131,7 +131,7 @@ def test_the_state_of_a_node_of_a_cluster_is_read_on_it() -> None:
 
 def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
     with pytest.raises(Infeasible, match="gpus=2 or more"):
-        run_trial("allreduce", {}, Rank())
+        run_trial("collectives", {}, Rank())
 
 
 @pytest.mark.long(27)
