@@ -1,13 +1,13 @@
 """Time one attention pass with one kernel, check its result, and read back which kernel ran."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, inf
+from torch import Tensor
 from torch.nn import attention, functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -15,6 +15,7 @@ from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.attention import AttentionParameters, rules
 from workloads.instruments import device as devices
 from workloads.instruments.runs import check_error, check_support, measure_calls
+from workloads.llama.attention import exact_results, largest_error
 from workloads.llama.attention_kernels import KERNELS, Gradients, rocm_attention_library
 from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
 
@@ -24,7 +25,6 @@ FUNCTION = re.compile("ScaledDotProduct(Flash|Cudnn|Efficient)Attention(ForCpu)?
 # Largest relative error ‖X - ref‖ / ‖ref‖ of a correct result. Kernels in bf16 differ by 0.002 to 0.01 from fp64
 # (workloads/llama/attention.py), and unfused attention rounds scores and weights too.
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 3e-2}
-CHUNK_QUERIES = 1024  # number of queries per chunk; fp32 scores take 0.5 GiB for four heads of 32,768 keys
 
 
 class Inputs(NamedTuple):
@@ -89,51 +89,13 @@ def _timed_pass(parameters: AttentionParameters, calls: AttentionCalls) -> Calla
 
 
 def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> float:
-    out, *gradients = exact_results(*calls.inputs, causal=parameters.causal)
+    out, *gradients, _ = exact_results(*calls.inputs, causal=parameters.causal)
     if parameters.mode == "forward":
         error = largest_error((calls.forward(),), (out,))
     else:
         error = largest_error(calls.backward(), gradients)
     name = f"{parameters.mode} attention by {calls.kernel} in {parameters.dtype}"
     return check_error(name, error, TOLERANCE[parameters.dtype])
-
-
-def exact_results(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, *, causal: bool) -> tuple[Tensor, ...]:
-    """Return out, dq, dk and dv of the last sequence, for its last key head and the query heads that share this head.
-
-    The results are computed from the definition (Dao 2023, section 2.2) in fp32, or in fp64 for fp32 inputs. The shapes
-    are [heads, queries, head_size] for out and dq, and [keys, head_size] for dk and dv.
-    """
-    exact = torch.float64 if q.dtype == torch.float32 else torch.float32
-    group = q.shape[1] // k.shape[1]
-    q, d_out = (x.detach()[-1, -group:].to(exact) for x in (q, d_out))
-    k, v = (x.detach()[-1, -1].to(exact) for x in (k, v))
-    scale, keys = q.shape[-1] ** -0.5, torch.arange(len(k), device=k.device)
-    parts, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
-    for start in range(0, q.shape[1], CHUNK_QUERIES):
-        q_part, d_out_part = (x[:, start : start + CHUNK_QUERIES] for x in (q, d_out))
-        scores = q_part @ k.t() * scale
-        if causal:
-            queries = torch.arange(start, start + q_part.shape[1], device=k.device)
-            scores.masked_fill_(keys > queries[:, None], -inf)
-        weights = scores.softmax(-1)
-        out = weights @ v
-        d_scores = weights * (d_out_part @ v.t() - (d_out_part * out).sum(-1, keepdim=True)) * scale
-        dk += (d_scores.mT @ q_part).sum(0)
-        dv += (weights.mT @ d_out_part).sum(0)
-        parts.append((out, d_scores @ k))
-    out, dq = (torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True))
-    return out, dq, dk, dv
-
-
-def largest_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
-    """Return the largest relative error of `results`, which cover all heads and sequences; inf if there is a NaN."""
-    errors = []
-    for result, reference in zip(results, exact, strict=True):
-        heads = reference.shape[0] if reference.dim() == 3 else 1
-        actual = result.detach()[-1, -heads:].to(reference.dtype).view_as(reference)
-        errors.append(float((actual - reference).norm() / reference.norm()))
-    return max(error if error == error else inf for error in errors)
 
 
 def draw_inputs(parameters: AttentionParameters, device: torch.device, generator: torch.Generator) -> Inputs:

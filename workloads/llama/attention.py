@@ -10,6 +10,7 @@ last dimension must have stride 1. lse is [batch, heads, queries] in fp32. Each 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -28,6 +29,7 @@ TIMED_TOKENS = 8192
 # The gradients of the scores vanish for a single token. In bf16, they are off by 3% for two tokens and 0.4% for 16.
 MIN_LENGTH = 16
 CHECKED_TOKENS = 128
+CHUNK_QUERIES = 1024  # number of queries per chunk; fp32 scores take 0.5 GiB for four heads of 32,768 keys
 Pair = tuple[Tensor, Tensor]  # keys and values
 
 
@@ -108,35 +110,49 @@ def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
 
 
 def measure_error(inputs: list[Tensor], out: Tensor, lse: Tensor, gradients: Gradients) -> float:
-    """Return the largest error of a kernel's results, relative to the norm of the exact results; inf for a NaN.
+    """Return the largest error of a kernel's results for the last tokens, as `largest_error` does."""
+    exact = exact_results(*inputs, causal=True, tokens=min(CHECKED_TOKENS, out.shape[2]))
+    return largest_error([out, *gradients, lse[..., None]], exact)
 
-    The check covers the last tokens of the first sequence, for the last key head and its query heads. These queries
-    attend to all keys, and no other queries attend to their keys, so output, lse and all gradients can be computed
-    without the scores of the other tokens (Dao 2023, algorithm 2). `inputs` are q, k, v and the output's gradient.
+
+def exact_results(
+    q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, *, causal: bool, tokens: int | None = None
+) -> tuple[Tensor, ...]:
+    """Return out, dq, dk, dv and lse of the last sequence, for its last key head and the query heads that share this
+    head. With `tokens`, return those of the last tokens: with `causal`, no other queries attend to their keys.
+
+    The results are computed from the definition (Dao 2023, section 2.2) in fp32, or in fp64 for fp32 inputs. The shapes
+    are [heads, queries, head_size] for out and dq, [heads, queries, 1] for lse, and [keys, head_size] for dk and dv.
     """
-    q, k, v, d_out = inputs
-    group, tokens = q.shape[1] // k.shape[1], min(CHECKED_TOKENS, q.shape[2])
+    exact = torch.float64 if q.dtype == torch.float32 else torch.float32
+    group, first = q.shape[1] // k.shape[1], q.shape[2] - tokens if tokens else 0
+    q, d_out = (x.detach()[-1, -group:, first:].to(exact) for x in (q, d_out))
+    k, v = (x.detach()[-1, -1].to(exact) for x in (k, v))
+    scale, keys = q.shape[-1] ** -0.5, torch.arange(len(k), device=k.device)
+    parts, dk, dv = [], torch.zeros_like(k), torch.zeros_like(v)
+    for start in range(0, q.shape[1], CHUNK_QUERIES):
+        q_part, d_out_part = (x[:, start : start + CHUNK_QUERIES] for x in (q, d_out))
+        scores = q_part @ k.t() * scale
+        if causal:
+            queries = first + torch.arange(start, start + q_part.shape[1], device=k.device)
+            scores.masked_fill_(keys > queries[:, None], -math.inf)
+        weights = scores.softmax(-1)
+        out = weights @ v
+        d_scores = weights * (d_out_part @ v.t() - (d_out_part * out).sum(-1, keepdim=True)) * scale
+        dk += (d_scores.mT @ q_part).sum(0)
+        dv += (weights.mT @ d_out_part).sum(0)
+        parts.append((out, scores.logsumexp(-1, keepdim=True), d_scores @ k))
+    out, lse, dq = (torch.cat(pieces, dim=1) for pieces in zip(*parts, strict=True))
+    return out, dq, dk[first:], dv[first:], lse
 
-    def end(x: Tensor, heads: int = group) -> Tensor:
-        return x[0, -heads:, -tokens:].float()
 
-    keys, values = k[0, -1].float(), v[0, -1].float()
-    scale = q.shape[-1] ** -0.5
-    scores = end(q) @ keys.t() * scale
-    later = scores.new_ones(scores.shape[1:]).triu(1 + q.shape[2] - tokens).bool()
-    exact_lse = torch.logsumexp(scores.masked_fill(later, -math.inf), dim=-1)
-    weights = torch.exp(scores.masked_fill(later, -math.inf) - exact_lse[..., None])
-    exact_out = weights @ values
-    d_scores = weights * (end(d_out) @ values.t() - (end(d_out) * exact_out).sum(-1, keepdim=True)) * scale
-    dq, dk, dv = gradients
-    pairs = [
-        (end(out), exact_out),
-        (end(lse), exact_lse),
-        (end(dq), d_scores @ keys),
-        (end(dk, 1)[0], (d_scores[..., -tokens:].mT @ end(q)).sum(0)),
-        (end(dv, 1)[0], (weights[..., -tokens:].mT @ end(d_out)).sum(0)),
-    ]
-    errors = [float((actual - exact).norm() / exact.norm()) for actual, exact in pairs]
+def largest_error(results: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """Return the largest relative error of `results`, which cover all heads and sequences; inf if there is a NaN."""
+    errors = []
+    for result, reference in zip(results, exact, strict=True):
+        heads = reference.shape[0] if reference.dim() == 3 else 1
+        actual = result.detach()[-1, -heads:, -reference.shape[-2] :].to(reference.dtype).view_as(reference)
+        errors.append(float((actual - reference).norm() / reference.norm()))
     return max(error if error == error else math.inf for error in errors)
 
 

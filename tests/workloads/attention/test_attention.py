@@ -13,7 +13,8 @@ from workloads.api.contract import Infeasible, ParameterMismatch, Rank
 from workloads.api.trial import run_trial
 from workloads.attention import Attention, AttentionParameters, rules, run
 from workloads.attention.rules import KernelName, unsupported_kernel_reason
-from workloads.attention.run import TOLERANCE, build_calls, draw_inputs, exact_results, largest_error, selected
+from workloads.attention.run import TOLERANCE, build_calls, draw_inputs, selected
+from workloads.llama.attention import exact_results, largest_error
 
 SMALL = AttentionParameters(
     sequence_length=48, heads=4, kv_heads=2, head_size=16, dtype="fp32", statistic="median_warm", warmup=1, repeats=2
@@ -46,10 +47,10 @@ def test_results_are_right_over_grouped_heads_and_several_sequences(causal: bool
         calls = build_calls(parameters, draw_inputs(parameters, torch.device("cpu"), torch.Generator().manual_seed(1)))
         results = (calls.forward(), *calls.backward())
     inputs = calls.inputs
-    exact = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=causal)
+    *exact, _ = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=causal)
     assert calls.kernel == kernel
     assert largest_error(results, exact) < TOLERANCE[dtype]
-    wrong = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=not causal)
+    *wrong, _ = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=not causal)
     for result, other in zip(results, wrong, strict=True):
         assert largest_error([result], [other]) > TOLERANCE[dtype]
     assert not largest_error([results[0] * torch.nan], exact[:1]) <= TOLERANCE[dtype]
@@ -58,7 +59,7 @@ def test_results_are_right_over_grouped_heads_and_several_sequences(causal: bool
 def test_the_reference_is_the_same_in_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw_inputs(SMALL, torch.device("cpu"), torch.Generator().manual_seed(1))
     whole = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=True)
-    monkeypatch.setattr("workloads.attention.run.CHUNK_QUERIES", 20)
+    monkeypatch.setattr("workloads.llama.attention.CHUNK_QUERIES", 20)
     parts = exact_results(inputs.q, inputs.k, inputs.v, inputs.d_out, causal=True)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other)
