@@ -26,6 +26,10 @@ STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # a step's siz
 # Tables of names that programs print outside step lines.
 _NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
+# The prefixes that launchers add to log lines: torchrun and Primus ranks, srun tasks, and host names with a number.
+_SOURCE = re.compile(
+    r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |([a-z][\w.-]*\d[\w.-]*): )", re.IGNORECASE
+)
 OF_RANKS = {"peak_device_gib", "peak_memory_gib", "device_memory_share"}  # printed in step lines by each rank
 
 # Sizes and degrees, keyed by the programs' names. torchtitan's names start with the section.
@@ -63,6 +67,12 @@ def strip_colors(line: str) -> str:
     return _COLOUR.sub("", line)
 
 
+def find_source(line: str) -> str:
+    """Return the rank or host in a line's prefix, or an empty string."""
+    match = _SOURCE.match(line)
+    return next(filter(None, match.groups()), "") if match else ""
+
+
 @dataclass(frozen=True)
 class Step:
     """The printed metrics of one step, under this project's names."""
@@ -95,6 +105,7 @@ class LogReader:
     _clock: tuple[int, datetime] | None = None  # the last step whose timestamp is the latest so far, and the timestamp
     # The metrics of the last two steps, whose memory and its share become the maximum over the ranks that print them.
     _metrics_of_steps: dict[int, dict[str, float]] = field(default_factory=dict)
+    _last_of_sources: dict[str, int] = field(default_factory=dict)  # the last step of each rank or host
     _total_tokens: tuple[int, float] | None = None  # the first step with a total token count, and the count
     _block: tuple[LogFormat, int, str, dict[str, str]] | None = None  # a step with metrics on separate lines
     _section: str = ""
@@ -164,8 +175,11 @@ class LogReader:
         return int(match[1])
 
     def _make_step(self, row: LogFormat, number: int, texts: Mapping[str, str], line: str) -> Step | None:
-        if number < self._second_last:  # ranks are at most one printed step apart, so the program has restarted
+        # The program has restarted if a rank goes back. Ranks without a prefix are at most one printed step apart.
+        source = find_source(line)
+        if number < (self._last_of_sources.get(source, -1) if source else self._second_last):
             self._begin_start()
+        self._last_of_sources[source] = number
         metrics, resolutions = _rename_metrics(row.metrics, texts)
         if number <= self._last:  # the line of another rank, of a step that was returned before
             known = self._metrics_of_steps.get(number, {})
@@ -230,7 +244,7 @@ class LogReader:
         self._start += 1
         self._last = self._second_last = -1
         self._clock = self._total_tokens = None
-        self.memory, self._metrics_of_steps = {}, {}
+        self.memory, self._metrics_of_steps, self._last_of_sources = {}, {}, {}
 
     def _read_configuration(self, line: str) -> None:
         if match := _JSON_ENTRY.match(line):

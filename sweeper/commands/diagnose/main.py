@@ -32,13 +32,9 @@ from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.metrics.step_series import FEWEST, Finding, find_slow_sources, find_unusual
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
-from workloads.formats.logs import LONGEST_LINE, Step
+from workloads.formats.logs import LONGEST_LINE, Step, find_source
 from workloads.formats.rate_lines import CommonLogReader
 
-# The prefixes that launchers add to log lines: torchrun and Primus ranks, srun tasks, and host names with a number.
-SOURCE = re.compile(
-    r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |([a-z][\w.-]*\d[\w.-]*): )", re.IGNORECASE
-)
 KEPT_LINES = 100  # number of lines before a step that are searched for the cause of a pause
 GROWTH = 0.02  # memory growth of more than this fraction explains a drift in step time
 TEXTS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
@@ -127,8 +123,7 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
             recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
             with path.open(errors="replace") as lines:
                 for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
-                    match = SOURCE.match(line)
-                    label = next(filter(None, match.groups()), "") if match else ""
+                    label = find_source(line)
                     name = f"{path.name} {label}".strip() if len(paths) > 1 else label
                     if not sources.setdefault(name, Source(name)).feed(line, number, recent):
                         recent.append((number, line))

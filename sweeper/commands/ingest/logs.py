@@ -184,6 +184,8 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
     claims = {metric: statistics.median(metrics[metric]) for metric in CLAIMS if metrics[metric]}
     memory = {metric: max(metrics[metric]) for metric in MEMORY if metrics[metric]}
     losses = [step.metrics["loss"] for step in run.steps if "loss" in step.metrics]
+    if losses and not math.isfinite(losses[-1]):
+        notes.append(f"the last loss is {losses[-1]:g}")
     if len(steps) == 1:
         notes.append(f"one timed step, number {steps[0].number}: whether it is warm-up is unknown")
     if rampup := log.reported_config.get("batch_rampup"):

@@ -137,6 +137,15 @@ def test_a_step_has_the_highest_memory_of_the_ranks_that_print_it_and_of_no_othe
     assert [step.metrics["peak_device_gib"] for step in steps] == [71.7, 60.0, 40.0]
 
 
+def test_a_rank_that_prints_later_is_no_restart() -> None:
+    line = "[rank{r}]:[titan] INFO - step: {n}  loss: 2.5  memory: 40.3GiB(50.9%)  tps: 5,000  tflops: 280.1  mfu: 28%"
+    printed = [(n, 0) for n in range(1, 6)] + [(n, 1) for n in range(1, 6)] + [(6, 1), (6, 0)]
+    _, steps = read("\n".join(line.format(n=n, r=r) for n, r in printed))
+    assert [(step.start, step.number) for step in steps] == [(0, n) for n in range(1, 7)]
+    _, steps = read("\n".join(line.format(n=n, r=r) for n, r in [*printed, (1, 1), (1, 0), (2, 0)]))
+    assert [(step.start, step.number) for step in steps][6:] == [(1, 1), (1, 2)]
+
+
 def test_torchtitan_s_line_on_its_batch_is_read_without_its_configuration() -> None:
     line = "[titan] INFO - Trainer is initialized with local batch size 1, global batch size 8, sequence length 8192, "
     reader, _ = read(f"{line}total steps 100 (warmup 2)")
