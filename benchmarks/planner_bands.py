@@ -42,6 +42,7 @@ def known_of(runs: Iterable[PublishedRun]) -> Known:
     return Known(
         max((run.cluster.gpus for run in runs), default=0),
         max((run.job.sequence_length for run in runs), default=0),
+        min((round(run.job.model.parameters / 1e6) for run in runs), default=0),
         frozenset("@".join(run.pair) for run in runs),
     )
 
@@ -112,13 +113,13 @@ def coverage(some: Sequence[Residual]) -> Coverage:
 def write_bands(found: Sequence[Residual], families: Iterable[str]) -> None:
     with BANDS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        numbers = ("runs", "sources", "low", "gpus", "tokens")
+        numbers = ("runs", "sources", "low", "gpus", "tokens", "parameters")
         writer.writerow(["family", "distance", "error_percent", *numbers, "pairs"])
         for family in families:
             theirs = [residual for residual in found if residual.family == family]
             known = known_of(residual.run for residual in theirs)
             sources, low = {each.run.source for each in theirs}, sum(each.error_percent < 0 for each in theirs)
             for distance, width in enumerate(half_widths(theirs)):
-                counts = (len(theirs), len(sources), low, known.gpus, known.tokens)
+                counts = (len(theirs), len(sources), low, known.gpus, known.tokens, known.parameters)
                 writer.writerow([family, distance, math.ceil(width), *counts, " ".join(sorted(known.pairs))])
     bands.cache_clear()

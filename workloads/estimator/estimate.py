@@ -105,10 +105,12 @@ COVERED = 0.9  # the share of runs within the band, with equal weight for each s
 
 @dataclass(frozen=True)
 class Known:
-    """The range of a family's measured runs: the most GPUs, the longest sequence, and the `trainer@device` pairs."""
+    """The range of a family's measured runs: the most GPUs, the longest sequence, the smallest model's parameters in
+    millions, and the `trainer@device` pairs."""
 
     gpus: int
     tokens: int
+    parameters: int
     pairs: frozenset[str]
 
     def missing(self, job: Job, cluster: Cluster) -> list[str]:
@@ -124,6 +126,8 @@ class Known:
         lacks += [selects] * bool(job.model.index_heads)
         lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
         lacks += [f"of more than {self.tokens:,} tokens a sequence"] * (job.sequence_length > self.tokens)
+        is_tiny = job.model.parameters < self.parameters * 1e6 / 2
+        lacks += [f"of a model with fewer than {self.parameters:,} million parameters"] * is_tiny
         return [f"no measured run {lacking} is among those that the band rests on" for lacking in lacks]
 
 
@@ -151,7 +155,8 @@ def bands() -> dict[str, tuple[Band, ...]]:
     families: dict[str, tuple[Band, ...]] = {}
     with BANDS.open(newline="") as lines:
         for row in csv.DictReader(lines):
-            known = Known(int(row["gpus"]), int(row["tokens"]), frozenset(row["pairs"].split()))
+            limits = {name: int(row[name]) for name in ("gpus", "tokens", "parameters")}
+            known = Known(**limits, pairs=frozenset(row["pairs"].split()))
             numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
             band = Band(float(row["error_percent"]) / 100, **numbers, known=known)
             families[row["family"]] = (*families.get(row["family"], ()), band)

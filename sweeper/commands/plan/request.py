@@ -134,7 +134,7 @@ class PlanRequest:
     checkpointing: Checkpointing | None = None
     layout: str | None = None
     file: str | None = None
-    train_tokens: float = field(default=1e12, metadata={"min": 1})
+    train_tokens: float = field(default=1e12, metadata={"min": 1e6})
     tokens_per_day: float | None = field(default=None, metadata={"min": 1})
     days: float | None = field(default=None, metadata={"min": 0.001})
     price_per_hour: float | None = field(default=None, metadata={"min": 0})

@@ -88,9 +88,15 @@ def headline(answer: Answer) -> str:
         cost = f" and cost {show_cost(training, share)} at {answer.price.partition(':')[0]}"
     return (
         f"{far}{answer.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s{unfit}; "
-        f"{training.tokens / 1e12:g} trillion tokens take {show_range(training.days, share)} days or "
+        f"{show_tokens(training.tokens)} tokens take {show_range(training.days, share)} days or "
         f"{show_range(training.gpu_hours, share)} GPU-hours{cost}"
     )
+
+
+def show_tokens(count: float) -> str:
+    """Format a number of tokens in trillions, billions or millions."""
+    scale, name = next((pair for pair in ((1e12, "trillion"), (1e9, "billion")) if count >= pair[0]), (1e6, "million"))
+    return f"{count / scale:g} {name}"
 
 
 def show_range(value: float, share: float, *, is_rate: bool = False) -> str:
