@@ -162,11 +162,15 @@ def expert_s(placed: PlacedJob, layer: int) -> float:
 
 
 def _copies(placed: PlacedJob, places: int) -> float:
-    """Return how often a token is sent to other GPUs or nodes. DeepEP sends one copy to each that has its experts."""
-    count = placed.model.experts_per_token
-    if placed.job.dispatcher == "deepep":
-        return (places - 1) * (1 - (1 - 1 / places) ** count)
-    return count * (places - 1) / places
+    """Return how often a token is sent to other GPUs or nodes. DeepEP sends one copy to each that has its experts. If
+    the model has routing groups, these are among the places of a token's groups (arXiv 2412.19437)."""
+    count, groups, chosen = placed.model.experts_per_token, placed.model.expert_groups, placed.model.groups_per_token
+    if placed.job.dispatcher != "deepep":
+        return count * (places - 1) / places
+    reached = places * chosen / groups  # a group fills places / groups places
+    if places < groups:  # a place has groups / places groups, of which any is chosen
+        reached = places * (1 - math.comb(groups - groups // places, chosen) / math.comb(groups, chosen))
+    return reached * (1 - (1 - 1 / reached) ** count) * (places - 1) / places
 
 
 def sharded_s(placed: PlacedJob, weights: Weights, element_bytes: int) -> float:

@@ -86,6 +86,8 @@ def read_hugging_face(config: Config) -> Model:
         other_vectors=_other_vectors(family, config, sizes, output_bias),
         shared_expert_gate=family.shared_expert_gate,
         attention_gate=family.attention_gate,
+        expert_groups=_whole(given, "n_group") or 1,
+        groups_per_token=_whole(given, "topk_group") or 1,
         unindexed_layers=_unindexed_layers(family, config, sizes),
         **_rotary_and_epsilon(family, given, remark),
         **(sizes | _windows(name, config, sizes) | _linear_layers(family, config, sizes["layers"])),

@@ -104,7 +104,7 @@ class Model:
     other_vectors: int = field(default=0, compare=False)
     linear_vectors: int = field(default=0, compare=False)
     remark: str = field(default="", compare=False)  # parts that the model omits from its file
-    # The router, for this project's trainer. router_scores: the function for experts' scores. renormalized: the scores
+    # The router. router_scores: the function for experts' scores. renormalized: the scores
     # of a token's experts are divided by their sum; then they are multiplied by router_scale. expert_groups,
     # groups_per_token: a token's experts are in the groups with the largest sum of two scores (arXiv 2412.19437).
     router_scores: RouterScores = field(default="softmax", compare=False)

@@ -59,8 +59,6 @@ def read_trained(config: Config) -> Model:
         router_scores=FAMILIES[family].router_scores,
         renormalized=renormalized,
         router_scale=_number({"routed_scaling_factor": 1.0, **config}, "routed_scaling_factor"),
-        expert_groups=int(_number({"n_group": 1, **config}, "n_group")),
-        groups_per_token=int(_number({"topk_group": 1, **config}, "topk_group")),
         gpt_oss=family == "gpt_oss",
         remark="" if family == "gpt_oss" else model.remark,  # the trainer scales rotary embeddings
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from tests.conftest import examples
 from tests.support.planner_estimates import H100, cluster, job
 from workloads.estimator.communication import (
     Group,
+    _copies,
     all_gather_s,
     all_reduce_s,
     all_to_all_s,
@@ -158,6 +160,18 @@ def test_tokens_go_to_their_experts_at_the_cost_of_what_is_sent(ranks: int, orde
     works = [job("qwen3_30b_a3b", ep=ranks, dp_shard=ranks, dispatcher=kind) for kind in order]
     times_s = [estimate_job(work, cluster(ranks, gpus_per_domain=32)).step.expert_parallel for work in works]
     assert 0 < times_s[0] < times_s[1] < times_s[2]
+
+
+@pytest.mark.parametrize("places", [2, 4, 8, 16, 64])
+def test_a_token_goes_to_the_places_of_its_groups_alone(places: int) -> None:
+    """DeepSeek-V3 has eight groups of 32 experts, of which a token's eight experts are in four."""
+    random, reached = np.random.default_rng(0), []
+    for _ in range(2000):
+        groups = random.choice(8, 4, replace=False)
+        experts = random.choice(128, 8, replace=False)
+        reached.append(len({(groups[expert // 32] * 32 + expert % 32) * places // 256 for expert in experts}))
+    work = setting(job("deepseek_v3", ep=places, dp_shard=places, dispatcher="deepep", trainer="megatron"))
+    assert _copies(work, places) == pytest.approx(np.mean(reached) * (places - 1) / places, rel=0.05)
 
 
 @pytest.mark.parametrize(("slower", "faster"), [("bf16", "fp8_tensorwise"), ("fp8_rowwise", "fp8_tensorwise")])
