@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.acceptance import upper_bound
 from benchmarks.noise import autoregressive
-from sweeper.commands.diagnose.main import describe_sources, describe_unusual, read_sources
+from sweeper.commands.diagnose.main import examine, read_sources
 
 PAGE = Path(__file__).parent / "results/diagnose.md"
 FAULTS = {  # the first words of the correct finding
@@ -27,6 +27,7 @@ FAULTS = {  # the first words of the correct finding
     "checkpoints": "pauses every",
     "collections": "pauses every",
     "slow rank": "slow source:",
+    "late rank": "slow source:",
 }
 START = datetime(2026, 5, 18, 16)
 
@@ -54,15 +55,19 @@ def inject(random: np.random.Generator, times_s: np.ndarray, fault: str) -> tupl
     return times_s * (1 + slower.get(fault, pauses if fault in ("checkpoints", "collections") else 0.0)), period
 
 
-def write_log(path: Path, times_s: np.ndarray, ranks: int, slow_rank: float, saves_every: int) -> None:
-    """Write a torchtitan log with a line per rank, or a Megatron-LM log for one rank; saves are printed."""
-    at, lines = START, list[str]()
+def write_log(
+    path: Path, times_s: np.ndarray, ranks: int, slow_rank: float, saves_every: int, slow_from: int = 0
+) -> None:
+    """Write a torchtitan log with a line per rank, or a Megatron-LM log for one rank; saves are printed. The
+    last rank falls behind from step `slow_from` on."""
+    at, behind, lines = START, timedelta(0), list[str]()
     for number, time_s in enumerate(times_s, start=1):
         if saves_every and number % saves_every == 0:
             lines.append(f"[{at:%Y-%m-%d %H:%M:%S}] saving checkpoint at iteration {number}")
         at += timedelta(seconds=float(time_s))
+        behind += timedelta(seconds=float(time_s)) * (slow_rank - 1) * (number > slow_from)
         for rank in range(ranks):
-            own = START + (at - START) * (slow_rank if rank == ranks - 1 else 1.0)
+            own = at + behind * (rank == ranks - 1)
             stamp = f"{own:%Y-%m-%d %H:%M:%S},{own.microsecond // 1000:03d}"
             lines.append(
                 f"[rank{rank}]:[titan] {stamp} - root - INFO - step: {number:2d}  loss:  6.2250  "
@@ -76,13 +81,14 @@ def write_log(path: Path, times_s: np.ndarray, ranks: int, slow_rank: float, sav
 
 def findings(random: np.random.Generator, fault: str, path: Path) -> list[str]:
     """Return the findings in a new log with this fault, or in a clean log if it is empty."""
-    ranks = int(random.choice([2, 8])) if fault == "slow rank" or random.random() < 0.5 else 1
+    is_rank = fault in ("slow rank", "late rank")
+    ranks = int(random.choice([2, 8])) if is_rank or random.random() < 0.5 else 1
     steps = int(random.integers(100, 800 if ranks == 1 else 300))
     times_s, period = inject(random, draw_times(random, steps), fault)
-    slower = 1 + random.uniform(0.03, 0.1) if fault == "slow rank" else 1.0
-    write_log(path, times_s, ranks, slower, period if fault == "checkpoints" else 0)
-    sources = read_sources([path])
-    return [*describe_unusual(sources[0]), *describe_sources(sources)]
+    slower = 1 + random.uniform(0.03, 0.1) if is_rank else 1.0
+    slow_from = int(random.uniform(0.3, 0.7) * steps) if fault == "late rank" else 0
+    write_log(path, times_s, ranks, slower, period if fault == "checkpoints" else 0, slow_from)
+    return examine(read_sources([path]))[2]
 
 
 def build_page(logs: int) -> str:
@@ -107,7 +113,7 @@ def build_page(logs: int) -> str:
         f"| logs | with a finding |\n|---|---|\n"
         f"| {logs} clean | {false_alarms}, 95% at most {upper_bound(false_alarms, logs):.1%} |\n"
         f"| {len(faults)} with a fault | {named} named correctly, no other finding ({named / len(faults):.0%}) |\n\n"
-        f"Faults, a sixth of the logs each: {', '.join(FAULTS)}. Wrong: {missed}.\n"
+        f"Faults, an equal number of logs each: {', '.join(FAULTS)}. Wrong: {missed}.\n"
     )
 
 

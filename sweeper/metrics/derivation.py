@@ -186,7 +186,9 @@ def describe_missing(criteria: Criteria, measurements: Sequence[Measurement], me
     if not (missing := next((name for name in names if not math.isfinite(metrics.get(name, math.nan))), "")):
         return ""
     source, first = find_source(missing), measurements[0]
-    why, remedy = "", "Set workload.objective to" if missing in criteria.metrics else "A limit can be on"
+    why, remedy = "", "Set objective= to" if missing in criteria.metrics else "A limit can be on"
+    if missing in metrics:
+        return f"{missing} is {metrics[missing]:g}"
     if "energy" in source and (reason := missing_energy(measurements)):
         why = f", since the device's energy is not known: {reason}"
     elif source and first.is_rate:

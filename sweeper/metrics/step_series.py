@@ -44,8 +44,9 @@ class Finding:
     places: tuple[int, ...] = ()  # the slow steps, as indices into the series
 
 
-def find_unusual(numbers: Sequence[int], times_s: Sequence[float]) -> list[Finding]:
-    """Return the anomalies in these steps' times. The caller must have removed the warmup."""
+def find_unusual(numbers: Sequence[int], times_s: Sequence[float], every: int = 1) -> list[Finding]:
+    """Return the anomalies in these steps' times. The caller must have removed the warmup. Each time stands for `every`
+    steps, of which a pause lengthens one."""
     if len(times_s) < FEWEST:
         return []
     steps, logs = np.asarray(numbers), np.log(np.asarray(times_s, dtype=float))
@@ -53,19 +54,21 @@ def find_unusual(numbers: Sequence[int], times_s: Sequence[float]) -> list[Findi
     usual = np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)
     residuals = logs - usual  # far above 0 where a step is slower than its neighbors
     slow = residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(PAUSE))
-    findings = [pauses] if (pauses := _find_pauses(steps, np.exp(logs), np.exp(usual), slow)) else []
+    findings = [pauses] if (pauses := _find_pauses(steps, np.exp(logs), np.exp(usual), slow, every)) else []
     trend = _find_trend(steps, np.where(slow, usual, logs))
     return [*findings, trend] if trend else findings
 
 
-def _find_pauses(steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, slow: np.ndarray) -> Finding | None:
+def _find_pauses(
+    steps: np.ndarray, times_s: np.ndarray, usual_s: np.ndarray, slow: np.ndarray, every: int
+) -> Finding | None:
     places = np.flatnonzero(slow)
     if len(places) < FEWEST_PAUSES:
         return None
     period = find_period(steps[places], float(np.median(np.diff(steps))))
-    if not period and len(places) < IRREGULAR_SHARE * len(steps):
+    if not period and len(places) < IRREGULAR_SHARE * len(steps) * every:
         return None
-    share = float((times_s - usual_s)[slow].sum() / times_s.sum())
+    share = float((times_s - usual_s)[slow].sum() / (times_s.sum() + (every - 1) * usual_s.sum()))
     ends = int(steps[places[0]]), int(steps[places[-1]])
     found = tuple(int(place) for place in places)
     return Finding("pauses" if period else "stalls", share, math.nan, math.nan, *ends, period, found)
@@ -142,17 +145,26 @@ def _residual_error(residuals: np.ndarray) -> float:
     return max(spread, 1e-9) * math.sqrt((1 + alike) / (1 - alike))
 
 
+def compare_sources(series: Mapping[str, Mapping[int, float]]) -> dict[str, dict[int, float]]:
+    """Return each source's step times over the median of the other sources, for the steps that all have."""
+    if len(series) < 2:
+        return {}
+    common = sorted(set.intersection(*(set(own) for own in series.values())))
+    times_s = {name: np.array([own[number] for number in common]) for name, own in series.items()}
+    others = {name: np.median([t for other, t in times_s.items() if other != name], axis=0) for name in times_s}
+    return {name: dict(zip(common, times_s[name] / others[name], strict=True)) for name in times_s if len(common)}
+
+
 def find_slow_sources(series: Mapping[str, Mapping[int, float]]) -> dict[str, Finding]:
     """Return the sources, such as ranks, that take longer per step than the median of the other sources. `series` maps
     each source to its step times in seconds, by step number."""
-    common = sorted(set.intersection(*(set(own) for own in series.values()))) if len(series) > 1 else []
-    if len(common) < 2 * STEPS_OF_BLOCK:
-        return {}
-    logs = {name: np.log([own[number] for number in common]) for name, own in series.items()}
     found = {}
-    for name, own in logs.items():
-        others = np.median([values for other, values in logs.items() if other != name], axis=0)
-        parts = np.array([part.mean() for part in np.array_split(own - others, 2 * STEPS_OF_BLOCK)])
+    for name, ratios in compare_sources(series).items():
+        common = list(ratios)
+        if len(common) < 2 * STEPS_OF_BLOCK:
+            return {}
+        logs = np.log(list(ratios.values()))
+        parts = np.array([part.mean() for part in np.array_split(logs, 2 * STEPS_OF_BLOCK)])
         change, error = float(parts.mean()), _residual_error(parts - parts.mean()) / math.sqrt(len(parts))
         if change > math.log1p(WORTH) and change > Z_SOURCE * error:
             low, high = (math.expm1(change + sign * 1.96 * error) for sign in (-1, 1))

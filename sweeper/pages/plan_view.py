@@ -17,7 +17,7 @@ from sweeper.preflight import cost_model
 from sweeper.preflight.cost_model import CostEstimates, Projection
 from sweeper.preflight.sweep_plan import SweepPlan, estimate_steps_s
 from workloads.api.contract import ProgramFailed
-from workloads.api.metrics import is_last_value
+from workloads.api.metrics import choose_summary
 from workloads.estimator.estimate import bands
 
 SHOWN_CANDIDATES = 20
@@ -85,7 +85,7 @@ def describe_start(plan: SweepPlan, counts: Mapping[TrialStatus, int], interrupt
 
 def _describe_limits(plan: SweepPlan) -> list[str]:
     lines = [f"excluded {line}" for line in plan.excluded] + [f"busy     {line}" for line in [plan.busy] if line]
-    trained = [name for name in plan.criteria.metrics if is_last_value(name)]
+    trained = [name for name in plan.criteria.metrics if choose_summary(name) == "last"]
     if (settings := plan.resolved.settings) and trained:
         steps = f"the first {settings['warmup'] + settings['steps']} printed steps, after which a program is ended"
         lines.append(f"note     {', '.join(trained)}: the last of {steps}; for a whole run raise command.steps")

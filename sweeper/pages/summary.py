@@ -16,9 +16,10 @@ from sweeper.pages import trial_tables as tables
 from sweeper.pages.sweep_results import Results
 from sweeper.pages.terminal import draw, open_console, wrap_line
 from sweeper.preflight import corrections
+from sweeper.results.stored import best_command
 from sweeper.search.finals import DEFAULT_FINALISTS, describe_disturbed, lack_of_rounds
 from sweeper.search.front import Front, measured_interval, select_finalists
-from workloads.api.metrics import get_metric, is_last_value
+from workloads.api.metrics import choose_summary, get_metric
 from workloads.api.secrets import mask
 
 SHOWN_ROWS = 10
@@ -215,11 +216,11 @@ class Summary:
             lines.append(f"limits   {count(len(exceeded), 'trial')} without a rank, beyond {limits}: {numbers}")
         lines += _describe_kinds("not ranked by speed", self._unranked)
         steps = sorted({record.metrics.get("steps", 0.0) for record in results.best})
-        if len(steps) > 1 and results.plan.resolved.workload.runs_command and is_last_value(results.objective):
+        is_of_last_step = results.plan.resolved.workload.runs_command and choose_summary(results.objective) == "last"
+        if len(steps) > 1 and is_of_last_step:
             numbers = f"{steps[0]:g} to {steps[-1]:g}"
-            lines.append(
-                f"note     {results.objective} of unequal training is ranked: trials have {numbers} timed steps"
-            )
+            text = f"{results.objective} of unequal training is ranked: trials have {numbers} timed steps"
+            lines.append(f"note     {text}")
         lines += _describe_kinds("infeasible", [r for r in results.records if r.status is TrialStatus.INFEASIBLE])
         if results.is_inconclusive:
             lines.append("busy     over a fifth of the trials are inconclusive: retry when the machine is idle")
@@ -246,7 +247,7 @@ class Summary:
         if (plots := folder / "plots" / "plots.html").exists():
             lines.append(f"plots    {relative_path(plots)}")
         if (best := folder / "best").exists():
-            lines.append(f"again    python -m sweeper best {folder.name}")
+            lines.append(f"again    {best_command(folder)}")
             lines.append(f"files    {relative_path(best)}")
         if recording.refused:
             number, reason = next(iter(recording.refused.items()))

@@ -25,7 +25,7 @@ from sweeper.preflight.devices import describe_problems, select_devices
 from workloads.api import registry
 from workloads.api.contract import Machine, ProgramFailed
 from workloads.api.errors import UserInputError
-from workloads.api.metrics import COST, Need, find_missing, find_source, get_metric
+from workloads.api.metrics import COST, METRICS, Need, find_missing, find_source, get_metric
 from workloads.api.secrets import masked
 from workloads.suggestions import hint
 
@@ -115,7 +115,9 @@ class SweepPlan:
         hardware, config = self.target.hardware, self.config
         metrics = derivation.derive([measured], hardware.dense_peak_tflops, None, hardware.bandwidth_tb_s)
         metrics |= derivation.cost_metrics(metrics, 1, derivation.Prices(config.price_per_hour, config.price_per_kwh))
-        if missing := derivation.describe_missing(self.criteria, [measured], metrics):
+        # The first steps are too short for the energy counter.
+        lasting = {name: 0.0 for name in METRICS if "energy" in find_source(name)}
+        if missing := derivation.describe_missing(self.criteria, [measured], lasting | metrics):
             raise ProgramFailed(f"{text}\n{missing}")
         return text
 

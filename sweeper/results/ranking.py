@@ -80,7 +80,10 @@ def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
     """Group results that can share an axis (equal work and objective), keyed by a label of the work."""
     groups: dict[str, list[BestResult]] = {}
     for result, label in zip(results, label_works([result.work for result in results]), strict=True):
-        unit = [] if result.objective.metric == "tokens_per_s" else [f"({result.unit})"]
+        better = (
+            "" if result.is_rate else f", {'lower' if result.objective.direction == 'minimize' else 'higher'} is better"
+        )
+        unit = [] if result.objective.metric == "tokens_per_s" else [f"({result.unit}{better})"]
         groups.setdefault(" ".join([label, *unit]), []).append(result)
     return groups
 
@@ -120,7 +123,7 @@ def find_objective(trials: pd.DataFrame) -> Objective | None:
 
     A sweep's only objective ranks its trials. Rates are proportional to the speed, so one speed stands for all."""
     stated = list(trials["objective"].dropna()) if "objective" in trials else []
-    candidates = [Objective(*stated[0].split())] if stated else [Objective(name, "maximize") for name in SPEEDS]
+    candidates = [Objective(*stated[0].rsplit(" ", 1))] if stated else [Objective(name, "maximize") for name in SPEEDS]
     present = (candidate for candidate in candidates if f"metric.{candidate.metric}" in trials)
     return next((goal for goal in present if trials[f"metric.{goal.metric}"].notna().any()), None)
 

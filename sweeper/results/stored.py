@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -65,6 +66,14 @@ class JournalTail:
             if fields:
                 records.append(TrialRecord.from_fields(fields))
         return records
+
+
+def best_command(folder: Path, *options: str) -> str:
+    """Return the command that prints the winner of the sweep in this folder."""
+    directory = folder.parent.parent
+    is_here = directory.resolve() == Path.cwd()
+    words = [folder.name, *([] if is_here else [f"dir={shlex.quote(str(directory))}"]), *options]
+    return f"python -m sweeper best {' '.join(words)}"
 
 
 @dataclass(frozen=True)

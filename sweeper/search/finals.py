@@ -126,7 +126,9 @@ def compare_rounds(
             ratio = student_interval(sign * np.log(leader / rounds[number]), level)
             behind[number] = Interval(*(-math.expm1(-x) for x in ratio.bounds))
         else:
-            behind[number] = Interval(math.nan, -math.inf, math.inf)  # values of zero or below have no ratio
+            # Values of zero or below have no ratio, so the difference is divided by the leader's size.
+            difference = student_interval(sign * (leader - rounds[number]), level)
+            behind[number] = difference.scaled(1 / (abs(values[order[0]].value) or 1.0))
     return {number: (values[number], behind[number]) for number in order}
 
 

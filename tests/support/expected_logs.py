@@ -32,7 +32,7 @@ TITAN_8B = Expected(
     params={"model": "llama3_8b", "sequence_length": 8192, "global_batch": 16, "dp_shard": 8},
 )
 WARMUP = "the time of one step, the first of the run: it is warm-up"
-PROGRESS_BAR = "has a progress bar, whose time of a step is a mean since the start"
+PROGRESS_BAR = "has a progress bar, whose time of a step is an average"
 CHANGING_WORK = "the claimed tokens_per_s_per_gpu times the step time is"
 NO_NUMBERS = "without the numbers of the steps"
 

@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 # Relative differences up to this value do not count between points of a front: rounds of one seed cannot resolve them.
 # The default is a thousandth: the last of four digits in tables, or an allocator's step of 2 MiB in 2 GiB.
@@ -76,6 +77,10 @@ ENDINGS = {
 
 
 _PARTS = re.compile(r"\b\w+_per_step\b|\benergy\b|\b(?:baseline|sustained)_step_times_s\b")
+_MEMORY_UNITS = ("GiB", "MiB", "GB", "MB")
+# Names of a user's metrics that have no unit.
+_MEMORY = re.compile("mem(ory)?(_|$)|vram", re.IGNORECASE)
+_RATE = re.compile("throughput|speed|per_s|latency|time|fps|(^|_)t[gp]s(_|$)", re.IGNORECASE)
 GPU_READINGS = ("power_w", "temperature_c")  # which every workload has on a GPU
 
 
@@ -84,9 +89,13 @@ def get_metric(name: str) -> Metric:
     return METRICS.get(name) or Metric(name, unit)
 
 
-def is_last_value(name: str) -> bool:
-    """Return whether a program's metric is that of its last step, such as a loss or an accuracy, unlike a rate."""
-    return name == "loss" or (name not in METRICS and not get_metric(name).unit)
+def choose_summary(name: str) -> Literal["last", "median", "highest"]:
+    """Return how a program's metric follows from its steps: memory is the highest, a rate or time the median, and a
+    metric without a unit, such as a loss or an accuracy, is that of the last step."""
+    unit = get_metric(name).unit
+    if name.startswith("peak_") or unit in _MEMORY_UNITS or (name not in METRICS and _MEMORY.search(name)):
+        return "highest"
+    return "median" if name != "loss" and (name in METRICS or unit or _RATE.search(name)) else "last"
 
 
 def find_source(name: str) -> str:

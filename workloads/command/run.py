@@ -8,7 +8,7 @@ import shutil
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from workloads.api.contract import (
     output_of,
 )
 from workloads.api.host import cpu_name
-from workloads.api.metrics import get_metric, is_last_value
+from workloads.api.metrics import choose_summary
 from workloads.api.trial import describe_mismatches
 from workloads.command import STEP_TIME_UNITS_S, CommandSettings
 from workloads.command.energy import EnergyMeter
@@ -34,7 +34,7 @@ from workloads.command.process import Program
 from workloads.command.work import SIZES, DeclaredWork, find_contradictions, mark_claims, read_declared_work
 from workloads.formats.logs import STEP_SIZES, LogReader, Step, parse_number
 from workloads.formats.printed import NUMBERS, Printed, add_printed, read_printed
-from workloads.formats.rate_lines import CommonLogReader
+from workloads.formats.rate_lines import WHOLE_NUMBER, CommonLogReader
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import MODELS
 
@@ -49,9 +49,15 @@ FIRST_STEPS = 3  # number of steps that a plan shows
 RATE_UNIT = 1000  # tokens or samples that represent a step if the log has only their rate
 SAMPLES = "samples_per_s"
 STEP_NAMES = ("global_step", "step", "iteration", "iter")
-MEMORY_UNITS = ("GiB", "MiB", "GB", "MB")
+SUMMARIES: dict[str, Callable[[list[float]], float]] = {
+    "last": lambda values: values[-1],
+    "median": statistics.median,
+    "highest": max,
+}
 _EXPONENT = re.compile(r"[eE][-+]?\d+\b")
-_STEP_NUMBER = re.compile(rf"(?<!/)(?<!per )\b(?:{'|'.join(STEP_NAMES)})['\"]?[\s:=]{{1,12}}(\d+)", re.IGNORECASE)
+_STEP_NUMBER = re.compile(
+    rf"(?<!/)(?<!per )\b(?:{'|'.join(STEP_NAMES)})['\"]?[\s:=]{{1,12}}{WHOLE_NUMBER}", re.IGNORECASE
+)
 
 
 def measure(settings: CommandSettings, parameters: Mapping[str, Scalar], rank: Rank) -> Measurement:
@@ -209,7 +215,7 @@ def _build_measurement(
     for step in timed_steps:
         for name, value in step.metrics.items():
             samples[name].append(value)
-    metrics = {name: _summarize(name, values) for name, values in samples.items()}
+    metrics = {name: SUMMARIES[choose_summary(name)](values) for name, values in samples.items()}
     tokens, length = work.tokens(metrics, log.reported_config)
     contradictions = find_contradictions(timed_steps, work, tokens, length, rank.world_size, log.reader.kind)
     if contradictions and settings.claims == "fail":
@@ -229,14 +235,6 @@ def _build_measurement(
         metrics=mark_claims({name: metrics[name] for name in metrics if name not in ("step_time_s", *STEP_SIZES)}),
         machine_info=_machine_info(rank) | {"program": log.reader.kind, "device": log.reader.device},
     )
-
-
-def _summarize(name: str, values: Sequence[float]) -> float:
-    """Return the highest value of memory, the median of a rate or time, and the last value of a loss or an accuracy."""
-    unit = get_metric(name).unit
-    if name.startswith("peak_") or unit in MEMORY_UNITS:
-        return max(values)
-    return values[-1] if is_last_value(name) else statistics.median(values)
 
 
 def _time_steps(samples: Mapping[str, list[float]], tokens: int, batch: int) -> tuple[list[float], int, bool]:
@@ -288,7 +286,9 @@ class RegexLogReader:
                     self._resolution_s = resolution * STEP_TIME_UNITS_S[name]
         if len(self._pending) < len(self.expressions):
             return None
-        printed = (int(match[1]) for match in _STEP_NUMBER.finditer(line) if match.start(1) not in read)
+        printed = (
+            int(match[1].replace(",", "")) for match in _STEP_NUMBER.finditer(line) if match.start(1) not in read
+        )
         metrics, self._pending, self._count = self._pending, {}, next(printed, self._count + 1)
         return Step(self._count, metrics, resolution_s=self._resolution_s)
 
@@ -327,6 +327,6 @@ class ProgramLog:
             number = step.number if step else len(self.steps) + 1
             counted = _STEP_NUMBER.search(line)
             if counted and not (step and isinstance(self.reader, LogReader)):
-                number = int(counted[1])
+                number = int(counted[1].replace(",", ""))
             raise ProgramFailed(f"loss is {'nan' if math.isnan(loss) else 'infinite'} at step {number}")
         return step

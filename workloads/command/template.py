@@ -82,10 +82,10 @@ def _toml_value(value: Any) -> str:
 
 
 def format_value(value: Scalar) -> str:
-    """Return the value as text for a command line: true and false in lower case, an empty string for null, and a whole
-    number without a decimal point, which a program's integers do not take."""
+    """Return the value as text for a command line: true and false in lower case, an empty string for null, and a large
+    whole number, such as 1e5, as an integer, since a program may not take 100000.0 as one."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+    if isinstance(value, float) and value.is_integer() and 1000 <= abs(value) < 1e15:
         return str(int(value))
     return "" if value is None else str(value)

@@ -28,7 +28,9 @@ _NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
 # The prefixes that launchers add to log lines: torchrun and Primus ranks, srun tasks, and host names with a number.
 _SOURCE = re.compile(
-    r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |([a-z][\w.-]*\d[\w.-]*): )", re.IGNORECASE
+    r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |"
+    r"(?!(?:step|iter|iteration|epoch|batch)[\s_-]?\d)([a-z][\w.-]*\d[\w.-]*): )",
+    re.IGNORECASE,
 )
 OF_RANKS = {"peak_device_gib", "peak_memory_gib", "device_memory_share"}  # printed in step lines by each rank
 

@@ -173,7 +173,10 @@ def read_settings(
             raise UserInputError(f"pp_algorithm={name}: no layout has this schedule. Known: {', '.join(ALGORITHMS)}")
         schedule = ALGORITHMS[name] if name != "1f1b-interleaved" or stages > 1 else "1f1b"
     fields = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
-    others = names.read_names(settings, NAMES, ("dispatcher", "expert_overlap"))
+    others = names.read_names(settings, NAMES, ("expert_overlap",))
+    kind, _ = settings.get("moe_token_dispatcher_type"), settings.get("moe_flex_dispatcher_backend")
+    is_deepep = settings.get("moe_enable_deepep") or kind == "flex"  # or HybridEP, which sends a token once, too
+    others["dispatcher"] = "deepep" if is_deepep else "allgather" if kind == "allgather" else "alltoall"
     if settings.get("grad_reduce_in_bf16"):
         others["gradient_bytes"] = 2
     read = degrees | names.read_names(settings, NAMES, (*fields, "reshard_after_forward"))

@@ -18,6 +18,11 @@ _OF_LIST = re.compile(r"(?:\.\d+|:\d\d|(?:step|iter|iteration)['\"]?[\s:=]+\d+),
 _COUNTER = re.compile(
     r"(?<![/\w])(?<!per )(?!\w*per_)(?:\w*_)?(?:step|iter|iteration|epoch|batch)s?['\"]?[\s:=#]{1,4}$", re.I
 )
+_OF_OTHERS = re.compile(
+    r"(?:loss|lr|learning[ _]rate|norm|acc(?:uracy)?|ppl|perplexity|[mh]fu|mem(?:ory)?|flops|temp|scale)\w*['\"]?"
+    r"[\s:=]{1,4}$",
+    re.IGNORECASE,
+)
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
 _PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
@@ -45,8 +50,10 @@ _TIME = re.compile(
     r"(?:\b(?:step|iter|iteration|batch)[ _]?time|(?<![\w-])(?<![A-Za-z] )(?:time|dt))"
     r"['\"]?\s*[:= ]\s*(\d+(?:,\d{3})*(?:\.\d*)?)(?![\d.,']*\d)\s*(ms|s)\b"
 )
+WHOLE_NUMBER = r"(\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
 _STEP = re.compile(
-    r"(?<![\w-])(?<!total )(?<!max )(?:global_step|step|iteration|iter)s?['\"]?[\s:=#]{1,4}(\d+)", re.IGNORECASE
+    r"(?<![\w-])(?<!total )(?<!max )(?:global_step|step|iteration|iter)s?['\"]?[\s:=#]{1,4}" + WHOLE_NUMBER,
+    re.IGNORECASE,
 )
 _LOSS = re.compile(
     r"(?<![\w-])(?<!val )(?<!eval )(?<!validation )(?:train(?:ing)?[_ ])?loss['\"]?\s*[:= ]\s*"
@@ -57,27 +64,37 @@ _HINT = re.compile(r"/s|/it|/step|/batch|per[_ ]|time|dt")  # lines without a ma
 
 
 def _find_numbers(line: str) -> list[re.Match[str] | None]:
-    """Return the match of each unit with its number.
+    """Return the match of each unit with its number: after a colon, or before or after the unit.
 
-    Without a colon, the first unit of the line decides for all units whether numbers precede or follow them: in
-    `step 3 ms/step 50 tok/s 9000`, the 3 counts steps, so numbers follow.
+    Of two numbers beside a unit, the one before it counts, unless it is that of the previous unit or of another
+    quantity: in `loss 2.2 ms/step 50 tok/s 9000`, numbers follow.
     """
-    after_colon, before, after = (
-        [next((found for found in unit[place].finditer(line) if _is_whole(line, found)), None) for unit in _PLACES]
-        for place in range(3)
-    )
-    loose = [(found.start("unit"), found in after) for found in (*before, *after) if found]
-    chosen = after if min(loose, default=(0, False))[1] else before
-    return [colon or other for colon, other in zip(after_colon, chosen, strict=True)]
+    found = [[_find_whole(pattern, line) for pattern in patterns] for patterns in _PLACES]
+    chosen = [colon for colon, _, _ in found]
+    taken = {match.start("number") for match in chosen if match}
+    places = {n: min((m.start("unit") for m in row[1:] if m), default=-1) for n, row in enumerate(found) if not row[0]}
+    for n in sorted((n for n, place in places.items() if place >= 0), key=places.__getitem__):
+        _, before, after = found[n]
+        if before and (before.start("number") in taken or _OF_OTHERS.search(_text_before(line, before))):
+            before = None
+        chosen[n] = before or after
+        taken |= {match.start("number") for match in chosen if match}
+    return chosen
 
 
-def _is_whole(line: str, match: re.Match[str]) -> bool:
-    """Return whether the number is not the rest of a longer one, and does not count steps."""
+def _find_whole(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
+    """Return the first match whose number is not the rest of a longer one, and does not count steps."""
+    for match in pattern.finditer(line):
+        text = _text_before(line, match)
+        is_counter = match.start("unit") > match.start("number") and _COUNTER.search(text)
+        if not is_counter and (_OF_LIST.search(text) or not _SEPARATED.search(text)):
+            return match
+    return None
+
+
+def _text_before(line: str, match: re.Match[str]) -> str:
     start = match.start("number")
-    text = line[max(0, start - _LONGEST_KEY) : start]
-    if _SEPARATED.search(text) and not _OF_LIST.search(text):
-        return False
-    return match.start("unit") < start or not _COUNTER.search(text)
+    return line[max(0, start - _LONGEST_KEY) : start]
 
 
 def read_rates(line: str) -> dict[str, float]:
@@ -106,12 +123,12 @@ class CommonLogReader(LogReader):
     _count: int = 0
 
     def feed(self, line: str) -> Step | None:
-        if (step := super().feed(line)) or self.kind or self._pending or self.has_progress_bar:
+        if (step := super().feed(line)) or self.kind or self._pending or "%|" in line:  # a bar's times are means
             return step
         line = strip_colors(line[:LONGEST_LINE])
         if not (rates := read_rates(line)):
             return None
-        number = int(match[1]) if (match := _STEP.search(line)) else None
+        number = int(match[1].replace(",", "")) if (match := _STEP.search(line)) else None
         if number is not None and number == self._last:  # another rank's line
             return None
         self._count, self._last = self._count + 1, -1 if number is None else number

@@ -15,6 +15,7 @@ from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
 from workloads.suggestions import suggest
 
+EXCHANGE = "parallelism.expert_parallel_comm_backend"
 FILE = "torchtitan.toml"
 # Tokenizer folders, as in torchtitan's own configurations. `debugmodel` uses the tokenizer of torchtitan's tests.
 ASSETS = {"debugmodel": "./tests/assets/tokenizer"} | {
@@ -236,7 +237,7 @@ def read_config(
         notes=tuple(note for note, is_noted in notes.items() if is_noted),
         sizes={size: getattr(named, size) for size in SIZES} if named else {},
         **names.read_names(settings, NAMES, ("sequence_length", "compiled")),
-        others=names.read_names(settings, NAMES, ("dispatcher",)),
+        others={"dispatcher": "alltoall" if settings.get(EXCHANGE, "standard") == "standard" else "deepep"},
         taken=settings.list_taken(FIELDS),
         left=settings.list_left(),
     )

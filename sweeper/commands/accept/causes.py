@@ -9,15 +9,13 @@ from typing import Any
 
 from sweeper.commands.accept.experiments import END_OVER_START, EQUAL_CLOCK
 from sweeper.commands.accept.judge import Judgement, Verdict
-from sweeper.commands.doctor.checks import check_gpu, check_node, remedies_of
+from sweeper.commands.doctor.checks import check_gpu, check_load, check_node, remedies_of
 from sweeper.common.trials import TrialStatus
 from workloads.api.gpus import TAINTING_SLOWDOWNS
 
 UNKNOWN = "unknown: nothing that was read explains it"
 LOWER_CLOCK = 0.97  # a clock below this fraction of the other parts' median clock explains a slow result
 AT_LIMIT = 0.97  # a GPU that draws more than this fraction of its power limit is throttled by the limit
-# A load average per core above this value before the test shows that other processes use the cores of a node.
-BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4  # for nodes with GPUs, and for nodes without
 SAVING_GOVERNORS = {"powersave", "conservative"}
 DRIFTS = (("sm_clock", "mhz"), ("temperature", "c"), ("power", "w"))
 ALL_LINKS = 2 / 3  # if at least this fraction of a node's links fail, the node itself is at fault
@@ -113,9 +111,8 @@ def _number(beside: Mapping[str, Any], name: str) -> float:
 
 def _host(evidence: Evidence) -> Iterator[str]:
     for name, state in evidence.states.items():
-        busy_load = BUSY_LOAD if state["gpus"] else BUSY_LOAD_OF_CPU
-        if (load := state.get("load", 0.0)) > busy_load * state["cpus"]:
-            yield f"{name}: other processes hold its cores, load {load:.1f} on {state['cpus']} (find them with top)"
+        for finding in check_load(name, state):
+            yield f"{name}: {finding.problem} ({finding.remedy})"
         if (governor := state.get("governor")) in SAVING_GOVERNORS:
             yield f"{name}: the frequency governor is {governor} (cpupower frequency-set -g performance, as root)"
 

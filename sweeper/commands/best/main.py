@@ -25,7 +25,7 @@ from sweeper.commands.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFi
 from sweeper.common.format import count
 from sweeper.pages.terminal import draw, open_console
 from sweeper.pages.trial_tables import front_rows
-from sweeper.results.stored import StoredSweep, find_sweep, front_value, measured_value
+from sweeper.results.stored import StoredSweep, best_command, find_sweep, front_value, measured_value
 from workloads.api.errors import UserInputError
 
 
@@ -55,7 +55,7 @@ def run(request: BestRequest) -> int:
             console.print("not certified: each was measured once; run the sweep's command with finals.top=3")
         if numbers:
             chosen = front.leader.number if front.leader else numbers[0]
-            console.print(f"choose one: python -m sweeper best {sweep.name} trial={chosen}")
+            console.print(f"choose one: {best_command(sweep.folder, f'trial={chosen}')}")
         return 0
     files = write_trial(sweep, request.trial)
     process = files.result["process"]

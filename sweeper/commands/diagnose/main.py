@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from sweeper.cli.command import Subcommand, words
 from sweeper.cli.exits import COMPLETE, NO_VERDICT, SOME_FAILED
 from sweeper.commands.ingest.imported import drop_warmup
@@ -29,13 +31,15 @@ from sweeper.commands.plan.answer import search
 from sweeper.commands.plan.request import PlanRequest, build_problem
 from sweeper.common.format import count, format_number, one_line
 from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.metrics.step_series import FEWEST, Finding, find_slow_sources, find_unusual
+from sweeper.metrics.step_series import FEWEST, WORTH, Finding, compare_sources, find_slow_sources, find_unusual
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.formats.logs import LONGEST_LINE, Step, find_source
 from workloads.formats.rate_lines import CommonLogReader
 
 KEPT_LINES = 100  # number of lines before a step that are searched for the cause of a pause
+EARLY = 0.9  # a rank or host that ends before this share of the steps has ended early
+PARTS, Z_RESTART = 10, 5.0  # parts of a start whose means are compared, and the limit of the comparison
 GROWTH = 0.02  # memory growth of more than this fraction explains a drift in step time
 TEXTS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
 PAUSES = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in TEXTS["pause"].items()}
@@ -86,6 +90,12 @@ class Source:
         return Source(self.name, self.reader, [self.steps[n] for n in kept], [self.before[n] for n in kept])
 
     @property
+    def interval(self) -> int:
+        """The number of steps from one printed step to the next."""
+        numbers = [step.number for step in self.steps]
+        return max(1, round(float(np.median(np.diff(numbers))))) if len(numbers) > 1 else 1
+
+    @property
     def times_s(self) -> dict[int, float]:
         return {step.number: step.metrics["step_time_s"] for step in self.steps}
 
@@ -93,12 +103,12 @@ class Source:
 def diagnose(request: DiagnoseRequest) -> int:
     """Print unusual behavior found in the logs, and return the exit code."""
     sources = read_sources([Path(log) for log in request.logs])
-    first = max(sources, key=lambda source: len(source.steps))
-    found = [*describe_unusual(first), *describe_sources(sources)]
+    first, starts, found = examine(sources)
     usual_s = median(first.times_s.values())
     several = f" of {len(sources)} ranks or hosts" if len(sources) > 1 else ""
     program = f" of {first.reader.kind}" if first.reader.kind else ""
-    steps = f"{count(len(first.steps), 'step')}{program} after the warm-up"
+    of_start = f" of the longest of {starts} starts" if starts > 1 else ""
+    steps = f"{count(len(first.steps), 'step')}{program} after the warm-up{of_start}"
     print(f"{', '.join(request.logs)}: {steps}{several}, {format_number(usual_s)} s each")
     if request.model and request.hardware and request.gpus:
         planned, is_slower = compare_with_plan(request, usual_s)
@@ -115,7 +125,17 @@ def diagnose(request: DiagnoseRequest) -> int:
     return SOME_FAILED if found else NO_VERDICT if len(first.steps) < FEWEST else COMPLETE
 
 
-def read_sources(paths: Sequence[Path]) -> list[Source]:
+def examine(whole: Sequence[Source]) -> tuple[Source, int, list[str]]:
+    """Return the source with the most steps in one start, that start alone; its number of starts; and all findings."""
+    sources = [source.select() for source in whole]
+    longest = max(range(len(sources)), key=lambda n: len(sources[n].steps))
+    first, starts = sources[longest], len({step.start for step in whole[longest].steps})
+    lasts = {source.name: source.steps[-1].number for source in whole}
+    found = [*describe_unusual(first), *describe_sources(sources, lasts), *describe_starts(whole[longest])]
+    return first, starts, found
+
+
+def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source]:
     """Return a source for each rank, host or log. Raises UserInputError for files that are not logs with step times."""
     sources: dict[str, Source] = {}
     for path in paths:
@@ -123,27 +143,34 @@ def read_sources(paths: Sequence[Path]) -> list[Source]:
             recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
             with path.open(errors="replace") as lines:
                 for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
-                    label = find_source(line)
+                    label = find_source(line) if labelled else ""
                     name = f"{path.name} {label}".strip() if len(paths) > 1 else label
                     if not sources.setdefault(name, Source(name)).feed(line, number, recent):
                         recent.append((number, line))
         except OSError as error:
             raise UserInputError(f"{path}: {error.strerror}") from error
-    with_steps = [source.select() for source in sources.values() if source.steps]
+    if labelled and sum(len(source.steps) == 1 for source in sources.values()) >= FEWEST:
+        return read_sources(paths, labelled=False)  # the labels are the numbers of steps
+    with_steps = [source for source in sources.values() if source.steps]
     if not with_steps:
         detect_format(paths[0], [LOG_FORMAT])  # raises if the file is of another kind
-        raise UserInputError(f"{', '.join(map(str, paths))}: no line has the time of a step")
+        names = ", ".join(map(str, paths))
+        raise UserInputError(f"{names}: no line has the time of a step, such as 80 ms/step or 2 it/s")
     return with_steps
 
 
 def describe_unusual(source: Source) -> Iterator[str]:
     """Yield a line for each finding in the step times, including the likely cause."""
     times_s = source.times_s
-    for finding in find_unusual(list(times_s), list(times_s.values())):
-        place, bounds = f"steps {finding.first} to {finding.last}", f"(95% {finding.low:.1%} to {finding.high:.1%})"
-        slow = len(finding.places)
-        text = TEXTS["finding"][finding.kind].format(finding=finding, bounds=bounds, place=place, slow=slow)
-        yield f"{text}. Likely: {find_cause(source, finding)}"
+    every = 1 if source.reader.kind else source.interval  # known trainers print the mean since the last printed step
+    for finding in find_unusual(list(times_s), list(times_s.values()), every):
+        yield f"{describe_finding(finding)}. Likely: {find_cause(source, finding)}"
+
+
+def describe_finding(finding: Finding) -> str:
+    place, bounds = f"steps {finding.first} to {finding.last}", f"(95% {finding.low:.1%} to {finding.high:.1%})"
+    slow = len(finding.places)
+    return TEXTS["finding"][finding.kind].format(finding=finding, bounds=bounds, place=place, slow=slow)
 
 
 def find_cause(source: Source, finding: Finding) -> str:
@@ -161,13 +188,41 @@ def find_cause(source: Source, finding: Finding) -> str:
     return TEXTS["cause"][finding.kind]
 
 
-def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
-    """Yield a line for each rank or host that is slower than the others."""
-    series: Mapping[str, dict[int, float]] = {source.name: source.times_s for source in sources}
-    for name, finding in find_slow_sources(series).items():
+def describe_sources(sources: Sequence[Source], lasts: Mapping[str, int]) -> Iterator[str]:
+    """Yield a line for each rank or host that ends before the others, is slower than they are, or becomes slower.
+    `lasts` maps each name to its last step in any start."""
+    early = [name for name, last in lasts.items() if last < EARLY * max(lasts.values())]
+    for name in early:
+        text = f"{name or 'lines without a rank'} ends at step {lasts[name]}"
+        yield f"ended source: {text}, others at {max(lasts.values())}"
+    series = {source.name: source.times_s for source in sources if source.name not in early}
+    slow = find_slow_sources(series)
+    for name, finding in slow.items():
         longer = f"{finding.share:.1%} longer than the others (95% {finding.low:.1%} to {finding.high:.1%})"
         text = f"slow source: {name or 'lines without a rank'} takes {longer}"
         yield f"{text}. Likely: its GPU, its host or its links; sweeper accept measures each alone"
+    for name, ratios in (compare_sources(series) if not slow else {}).items():
+        for finding in find_unusual(list(ratios), list(ratios.values())):
+            if finding.kind in ("drift", "jump", "phase"):
+                yield f"slow source: {name or 'lines without a rank'} against the others: {describe_finding(finding)}"
+
+
+def describe_starts(source: Source) -> Iterator[str]:
+    """Yield a line if the losses of a source are no numbers, and one if its last start is slower than its longest."""
+    losses = {step.number: step.metrics["loss"] for step in source.steps if "loss" in step.metrics}
+    if bad := [number for number, loss in losses.items() if not math.isfinite(loss)]:
+        yield f"loss: it is {losses[bad[0]]:g} in {len(bad)} of {count(len(losses), 'step')}, first in step {bad[0]}"
+    starts = [step.start for step in source.steps]
+    longest, last = max(dict.fromkeys(starts), key=starts.count), starts[-1]
+    times_s = [[step.metrics["step_time_s"] for step in source.steps if step.start == n] for n in (longest, last)]
+    if last <= longest or len(times_s[1]) < FEWEST:
+        return
+    # Block means show how much the times of each start differ by themselves.
+    before, after = ([math.log(part.mean()) for part in np.array_split(drop_warmup(tuple(t)), PARTS)] for t in times_s)
+    change, error = np.mean(after) - np.mean(before), math.hypot(np.std(before), np.std(after)) / math.sqrt(PARTS)
+    if change > math.log1p(WORTH) and change > Z_RESTART * error:
+        slower = f"steps are slower by {math.expm1(change):.1%}"
+        yield f"restart: {slower} since start {last + 1} than in start {longest + 1}"
 
 
 def compare_with_plan(request: DiagnoseRequest, step_s: float) -> tuple[str, bool]:

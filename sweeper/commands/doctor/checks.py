@@ -25,6 +25,8 @@ COUNTERS = {
     "corrected_errors": ("corrected memory errors", "retired_pages"),
     "pcie_replays": ("packets that were sent again on its PCIe link", "pcie"),
 }
+# A load average per core above this value shows that other processes use a node's cores.
+BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4  # for nodes with GPUs, and for nodes without
 REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # by GPU vendor
 
 
@@ -76,6 +78,14 @@ def check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
     amd_gpus = [gpu for gpu in state["gpus"] if gpu.get("vendor") == "amd"]
     if amd_gpus:
         yield from _check_amd(node, state["kernel"], amd_gpus)
+
+
+def check_load(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check that no other processes hold the cores that measurements on a CPU, or the programs of GPUs, need."""
+    limit = BUSY_LOAD if state["gpus"] else BUSY_LOAD_OF_CPU
+    if (load := state.get("load", 0.0)) > limit * state["cpus"]:
+        problem = f"other processes hold its cores, load {load:.1f} on {state['cpus']}"
+        yield Finding(node, problem, "find them with top", affects_results=False)
 
 
 def check_counters(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:

@@ -120,7 +120,7 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
                 "that prints iterations has them"
             )
         elif reader.has_progress_bar:
-            reason = "has a progress bar, whose time of a step is a mean since the start, and no line for each step"
+            reason = "has a progress bar, whose time of a step is an average, and no line for each step"
         raise UserInputError(f"{path}: {reason}")
     notes = [f"left out: {times} without a step's number"] if reader.unnumbered_steps else []
     several_starts = len({run.start for run in usable}) > 1
@@ -184,8 +184,9 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
     claims = {metric: statistics.median(metrics[metric]) for metric in CLAIMS if metrics[metric]}
     memory = {metric: max(metrics[metric]) for metric in MEMORY if metrics[metric]}
     losses = [step.metrics["loss"] for step in run.steps if "loss" in step.metrics]
-    if losses and not math.isfinite(losses[-1]):
-        notes.append(f"the last loss is {losses[-1]:g}")
+    if bad := [step for step in run.steps if not math.isfinite(step.metrics.get("loss", 0.0))]:
+        value, number = bad[0].metrics["loss"], bad[0].number
+        notes.append(f"the loss is {value:g} in {count(len(bad), 'step')}, first in step {number}")
     if len(steps) == 1:
         notes.append(f"one timed step, number {steps[0].number}: whether it is warm-up is unknown")
     if rampup := log.reported_config.get("batch_rampup"):

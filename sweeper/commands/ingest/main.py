@@ -26,7 +26,7 @@ from sweeper.common.format import count, format_number, printable
 from sweeper.config.catalogue import catalogue
 from workloads.api.errors import UserInputError
 from workloads.models.hugging_face import UnsupportedModel, load_model
-from workloads.models.model import Model
+from workloads.models.model import MODELS, Model
 from workloads.suggestions import suggest
 
 SHOWN_MESSAGES = 5  # number of messages printed per file; the report shows all messages
@@ -107,7 +107,7 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "", 
     """
     file_format = detect_format(path)
     results = [imported.add_device(result, path, device) for result in file_format.read(path)]
-    results = [replace(result, model=result.model or model) for result in results]
+    results = [_add_model(result, model) for result in results]
     if not results:
         raise UserInputError(f"{path}: has no result")
     program = results[0].machine_info.get("program")
@@ -127,6 +127,17 @@ def import_file(path: Path, uri: str | None, experiment: str, device: str = "", 
     if more := len(messages) - len(shown):
         shown.append(f"… and {more:,} more: all are in the report and, with --check, here")
     return "\n  ".join(["; ".join(summary), *shown])
+
+
+def _add_model(result: ImportedResult, model: Model | None) -> ImportedResult:
+    """Add the model given to the command if the file names none, or a note if the file names another."""
+    params, named = result.params, result.model or MODELS.get(str(result.params.get("model", "")))
+    known = next((name for name, sizes in MODELS.items() if sizes == (named or model)), "")
+    if known and not params.get("model"):
+        params = {**params, "model": known}
+    other = "model= is ignored: the file has another model"
+    notes = (*result.notes, *([other] if model and named and named != model else []))
+    return replace(result, params=params, model=result.model or (None if named else model), notes=notes)
 
 
 def _summarize(results: Sequence[ImportedResult]) -> list[str]:

@@ -60,7 +60,8 @@ def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format
         if file_format.recognizes(path, text):
             return file_format
     supported = "; ".join(file_format.name for file_format in formats)
-    raise UserInputError(f"{path}: unknown format. Supported: {supported}")
+    other = "; sweeper diagnose reads steps such as `step 7 80 ms/step` of any program" if formats is FORMATS else ""
+    raise UserInputError(f"{path}: unknown format. Supported: {supported}{other}")
 
 
 def is_tprimat(_: Path, head: str) -> bool:

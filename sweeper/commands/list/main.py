@@ -29,7 +29,7 @@ from sweeper.config.schema import Budget
 from sweeper.pages.progress import ProgressState, make_progress
 from sweeper.pages.terminal import draw, open_console
 from sweeper.results.description import SweepDescription
-from sweeper.results.stored import JOURNAL, JournalTail, StoredSweep, find_sweep, find_sweeps
+from sweeper.results.stored import JOURNAL, JournalTail, StoredSweep, best_command, find_sweep, find_sweeps
 from sweeper.search.progress import SweepProgress
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.mlflow_store import default_uri, sqlite_path
@@ -200,7 +200,7 @@ def follow(sweep: StoredSweep) -> int:
         display.note(f"detached; {sweep.name} continues")
         return 0
     ended = StoredSweep(sweep.folder)  # read again, because the state has changed
-    display.note(f"{ended.name}: {ended.state}; python -m sweeper best {ended.name} prints its winner")
+    display.note(f"{ended.name}: {ended.state}; {best_command(ended.folder)} prints its winner")
     return 0
 
 

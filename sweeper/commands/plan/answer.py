@@ -82,7 +82,8 @@ def _find_remedy(problem: Problem) -> str:
     """Return the least change of the state or the number of GPUs with which a layout fits, as a sentence, or ""."""
     short = replace(problem, job=replace(problem.job, state="bf16"))
     more = {f"gpus={n}": problem.on(n) for n in (problem.cluster.gpus * factor for factor in (2, 4, 8))}
-    for name, changed in ({"state=bf16": short} if short.job.state != problem.job.state else {} | more).items():
+    changes = {"state=bf16": short} if short.job.state != problem.job.state else {}
+    for name, changed in (changes | more).items():
         with suppress(UserInputError):
             search(changed, keep=1)
             return f". It fits with {name}"

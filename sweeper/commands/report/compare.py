@@ -68,6 +68,9 @@ def _compare_results(
     before, after = (side.per_device for side in sides)
     platforms = list(dict.fromkeys(side.platform for side in sides))
     goal, unit = sides[0].objective, sides[0].unit
+    if not min(before.value, after.value) > 0:
+        detail = f"{before} and {after}: only values above 0 have a ratio"
+        return comparison.ComparedWork(work=label, device=" and ".join(platforms), objective=goal, detail=detail)
     unit += " per device" if sides[0].is_rate and max(side.devices for side in sides) > 1 else ""
     compared = comparison.judge(before, after, gate, less_is_better=goal.direction == "minimize")
     single = "the steps of one trial" if sides[0].is_rate else "one trial"
@@ -97,7 +100,8 @@ def _explain_difference(result: ranking.BestResult, others: list[ranking.BestRes
         return "it has no complete trial to rank"
     work, *other_works = ({**side.work, "devices": str(side.devices)} for side in (result, *others))
     differences = [
-        ranking.describe_differences(work, other_work) or [f"metric {other.objective.metric}"]
+        ranking.describe_differences(work, other_work)
+        or [f"objective to {other.objective.direction} {other.objective.metric}"]
         for other, other_work in zip(others, other_works, strict=True)
     ]
     fewest = min(differences, key=len)

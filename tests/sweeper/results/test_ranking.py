@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from sweeper.commands.report.charts import group_by_scaling
+from sweeper.metrics.criteria import Objective
 from sweeper.results.ranking import describe_differences, find_best_results, group_by_work, state_objective
 from tests.support.factories import complete_trials
 
@@ -80,6 +81,8 @@ def test_a_sweep_with_another_objective_than_a_rate_is_ranked_by_it() -> None:
     assert (best.objective.metric, best.estimate.value, best.trial["param.lr"]) == ("loss", 2.5, "1")
     assert best.unit == "loss" and not best.is_rate
     # of a sweep with several objectives, or of version 0.2, nothing is known, so the fastest trial is the best
+    trials = of_losses([3.0, 2.5], objective="val acc maximize").assign(**{"metric.val acc": [0.5, 0.25]})
+    assert find_best_results(trials)[0].objective == Objective("val acc", "maximize")
     (best,) = find_best_results(of_losses([3.0, 2.5], objective=None))
     assert (best.objective.metric, best.trial["param.lr"]) == ("tokens_per_s", "1")
 
@@ -97,7 +100,7 @@ def test_finals_of_a_loss_count_with_their_mean_and_a_single_trial_with_the_wors
 
 def test_sweeps_of_equal_work_and_different_objectives_have_results_of_their_own() -> None:
     results = find_best_results(of_losses([3.0, 2.5], objective=["loss minimize", None]))
-    assert sorted(group_by_work(results)) == ["parallel bf16", "parallel bf16 (loss)"]
+    assert sorted(group_by_work(results)) == ["parallel bf16", "parallel bf16 (loss, lower is better)"]
 
 
 @pytest.mark.parametrize(
@@ -111,6 +114,7 @@ def test_sweeps_of_equal_work_and_different_objectives_have_results_of_their_own
         ({"step_time_ms": "minimize"}, "step_time_ms minimize"),
         ({"tflops_slowest_gpu": "maximize"}, "tflops_slowest_gpu maximize"),
         ({"reward": "maximize"}, "reward maximize"),
+        ({"val acc": "maximize"}, "val acc maximize"),
     ],
 )
 def test_rates_are_ranked_by_speed(objectives: dict[str, str], stated: str | None) -> None:

@@ -31,6 +31,6 @@ def test_a_rendered_file_has_exactly_the_values(contents: dict[str, Any]) -> Non
         assert parse(render(name, template, values)) == {"outer": contents}
 
 
-def test_a_whole_number_has_no_decimal_point_on_a_command_line() -> None:
-    values = {"x": 1e5, "lr": 1e-4, "large": 1e30, "none": None, "on": True}
-    assert fill("{x} {lr} {large} {none}.{on}", values) == "100000 0.0001 1e+30 .true"
+def test_a_large_whole_number_has_no_decimal_point_on_a_command_line() -> None:
+    values = {"x": 1e5, "lr": 1e-4, "scale": 1.0, "large": 1e30, "none": None, "on": True}
+    assert fill("{x} {lr} {scale} {large} {none}.{on}", values) == "100000 0.0001 1.0 1e+30 .true"

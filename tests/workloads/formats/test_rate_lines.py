@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from workloads.formats.rate_lines import read_rates
+from workloads.formats.rate_lines import CommonLogReader, read_rates
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,11 @@ from workloads.formats.rate_lines import read_rates
         ("1.5ktok/s, 3% MFU", {"tokens_per_s": 1500}),
         ("tok/s 123 MFU 3%", {"tokens_per_s": 123}),
         ("step=10,50 ms/step", {"step_time_s": 0.05}),
+        ("step 3 loss 2.200 tok/s 12003", {"tokens_per_s": 12003, "loss": 2.2}),
+        ("loss 2.345 lr 3e-4 tok/s 12345 ms/step 80", {"tokens_per_s": 12345, "step_time_s": 0.08, "loss": 2.345}),
+        ("step 100 | 98.1 ms/step | tok/s 1,234", {"tokens_per_s": 1234, "step_time_s": 0.0981}),
+        ("loss 1.0 50 ms/step 123350 tok/s 3 workers", {"tokens_per_s": 123350, "step_time_s": 0.05, "loss": 1.0}),
+        ("loss 2.2 tok/s", {}),
         ("loss 2.5,1234 tok/s", {"tokens_per_s": 1234, "loss": 2.5}),
         ("[00:10<01:30,8.0it/s]", {"step_time_s": 0.125}),
         ("loss 2,31 | 1234 tok/s", {"tokens_per_s": 1234}),
@@ -75,3 +80,10 @@ def test_a_line_has_the_time_of_its_step_and_the_loss_of_training() -> None:
     assert read_rates("step 10 | data time 3ms | step time 412ms") == {"step_time_s": pytest.approx(0.412)}
     assert read_rates("step 5, val loss 3.1 | train loss 2.2, 80 ms/step.")["loss"] == 2.2
     assert read_rates("Step 10: 4 it/s, loss 2.34.") == {"step_time_s": 0.25, "loss": 2.34}
+
+
+def test_numbers_of_steps_have_commas_and_a_progress_bar_ends_no_log() -> None:
+    reader = CommonLogReader()
+    bar = "Loading checkpoint shards: 100%|##########| 4/4 [00:01<00:00, 3.10it/s]"
+    lines = [bar, *(f"step {n:,} 80 ms/step" for n in (999, 1000, 1001, 1001))]
+    assert [step.number for step in map(reader.feed, lines) if step] == [999, 1000, 1001]

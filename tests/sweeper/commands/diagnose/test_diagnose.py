@@ -97,3 +97,43 @@ def test_lines_of_a_program_without_a_known_format_are_diagnosed(log: Path, caps
     printed = capsys.readouterr().out
     assert "steps after the warm-up" in printed
     assert "step 121" in printed
+
+
+def diagnosed(log: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    log.write_text("\n".join(lines) + "\n")
+    return diagnose(DiagnoseRequest(logs=[str(log)])), capsys.readouterr().out
+
+
+def test_numbers_of_steps_before_a_colon_are_no_ranks(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for label in ("{}", "step{}"):
+        code, printed = diagnosed(
+            log, [f"{label.format(n)}: loss 2.5 {80 + n % 3} ms/step" for n in range(100)], capsys
+        )
+        assert code == 0 and "100 steps after the warm-up" in printed and "nothing unusual" in printed
+
+
+def test_pauses_of_a_program_that_prints_every_tenth_step_are_of_one_step_each(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = []
+    for n in range(0, 2000, 10):
+        lines += [f"step {n}: train loss 3.0, val loss 3.1"] if n % 100 == 0 else []
+        lines.append(f"iter {n}: loss 3.0, time {9120 if n % 100 == 0 else 1650 + n % 7}.00ms")
+    code, printed = diagnosed(log, lines, capsys)
+    assert code == 1 and "pauses every 100 steps take 4.1% of the time" in printed and "Likely: validation" in printed
+
+
+def test_a_slower_restart_and_a_loss_that_is_no_number_are_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "iteration {:8d}/    5000 | consumed samples: 256 | elapsed time per iteration (ms): {:.1f} | lm loss: {} |"
+    ran = [(n, 2000 + n % 7, "2.5E+00") for n in range(1, 121)]
+    ran += [(n, 2500 + n % 7, "nan" if n > 150 else "2.5E+00") for n in range(80, 160)]
+    code, printed = diagnosed(log, [line.format(*row) for row in ran], capsys)
+    assert code == 1 and "of the longest of 2 starts" in printed
+    assert "restart: steps are slower by 25.0% since start 2 than in start 1" in printed
+    assert "loss: it is nan in 9 of 159 steps, first in step 151" in printed
+
+
+def test_a_rank_that_ends_before_the_others_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"[rank{r}]: step {n} {80 + n % 3} ms/step" for n in range(1, 101) for r in (0, 1) if r == 0 or n < 60]
+    code, printed = diagnosed(log, lines, capsys)
+    assert code == 1 and "ended source: rank1 ends at step 59, others at 100" in printed
