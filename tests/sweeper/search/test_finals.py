@@ -4,6 +4,7 @@ import os
 import signal
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.coverage import measure_finals
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
 from sweeper.pages.trial_tables import finalist_rows
-from sweeper.search.finals import describe_disturbed, finalist_results, pending_remeasurements
+from sweeper.search.finals import compare_rounds, describe_disturbed, finalist_results, pending_remeasurements
 from tests.conftest import Workspace, examples, wait_for
 from tests.support.factories import finals_record as record
 
@@ -189,3 +190,11 @@ def test_interrupted_finals_are_resumed_and_every_round_is_measured_once(workspa
     assert repeated.code == 0, repeated.err
     finals = [out.split("finals ")[1].split("took ")[0] for out in (repeated.out, resumed.out)]
     assert finals[0] == finals[1]
+
+
+def test_values_that_are_not_positive_are_compared_by_their_differences() -> None:
+    rounds = {0: np.array([-1.0, -1.01, -0.99]), 1: np.array([-2.0, -2.02, -1.98]), 2: np.array([-1.0, -0.99, -1.01])}
+    compared = compare_rounds(rounds, 1)
+    assert list(compared)[-1] == 1 and compared[1][1].value == pytest.approx(1.0, rel=0.02)
+    assert compared[1][1].low > 0 and compared[2][1].low <= 0  # trial 1 is behind; trials 0 and 2 are tied
+    assert next(iter(compare_rounds(rounds, -1))) == 1
