@@ -192,7 +192,10 @@ def _split_objectives(entries: dict[str, Any]) -> dict[str, Any]:
     value = section.get("objective") if key == "workload.objective" else entries["objective"]
     own = _read_own_metrics(entries.get("metrics"))
     if key == "workload.objective" and not isinstance(value, list):
-        direction = {"direction": own[value]} if value in own else {}
+        known, direction = DIRECTIONS.get(str(value)), {"direction": own[value]} if value in own else {}
+        if {known, section.get("direction")} == {"maximize", "minimize"}:  # perhaps of the preset's objective
+            stated = f"workload.direction={section['direction']} with workload.objective={value}"
+            raise UserInputError(f"{stated}: the direction of {value} is {known}. Write objective={value}")
         return {**entries, "workload": {**section, **direction}, "objective": None}
     names: list[Any] = value if isinstance(value, list) else [value]
     text = f"{key}=[{','.join(map(str, names))}]"

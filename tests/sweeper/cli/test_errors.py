@@ -89,6 +89,7 @@ WRONG = {
     "budget={trails:5}": ["budget.trails", "Did you mean budget.trials?"],
     "workload=torchtitan hardware=cpu": ["space.assets: required"],
     "workload=command command.directory=false": ["command.directory=false", "must be a string"],
+    "workload.objective=step_time_ms": ["the direction of step_time_ms is minimize", "objective=step_time_ms"],
     "workload.direction=min": ["workload.direction=min", "Did you mean minimize?"],
     "space.dtype=float32": ["space.dtype=float32", "Did you mean fp32?"],
     "tracking.uri=": ["tracking.uri=", "not be empty"],
