@@ -121,6 +121,7 @@ class CommonLogReader(LogReader):
     """Reads the trainers' formats, and falls back to reading rates from lines if no format matches."""
 
     _count: int = 0
+    _increment: int = 0  # the number of steps from one printed step to the next
 
     def feed(self, line: str) -> Step | None:
         if (step := super().feed(line)) or self.kind or self._pending or "%|" in line:  # a bar's times are means
@@ -129,7 +130,9 @@ class CommonLogReader(LogReader):
         if not (rates := read_rates(line)):
             return None
         number = int(match[1].replace(",", "")) if (match := _STEP.search(line)) else None
-        if number is not None and number == self._last:  # another rank's line
+        if number is not None and 0 <= self._last - number <= self._increment:  # another rank's line
             return None
+        if number is not None and 0 <= self._last < number:
+            self._increment = number - self._last
         self._count, self._last = self._count + 1, -1 if number is None else number
         return Step(self._count if number is None else number, rates)

@@ -87,3 +87,10 @@ def test_numbers_of_steps_have_commas_and_a_progress_bar_ends_no_log() -> None:
     bar = "Loading checkpoint shards: 100%|##########| 4/4 [00:01<00:00, 3.10it/s]"
     lines = [bar, *(f"step {n:,} 80 ms/step" for n in (999, 1000, 1001, 1001))]
     assert [step.number for step in map(reader.feed, lines) if step] == [999, 1000, 1001]
+
+
+def test_ranks_that_print_a_step_apart_are_one_log() -> None:
+    reader = CommonLogReader()
+    numbers = [n - late for n in range(10, 100, 10) for late in (0, 0, 10) if n > late]
+    steps = [step.number for step in (reader.feed(f"step {n} 80 ms/step") for n in numbers) if step]
+    assert steps == list(range(10, 100, 10))
