@@ -77,7 +77,8 @@ def build_invocation(
     else:
         words = list(settings.run)
         for name, options in settings.options.items():
-            if (value := format_value(values[name])) not in options:
+            texts = (format_value(values[name]), str(values[name]))  # such as 1000 and 1000.0
+            if (value := next(filter(options.__contains__, texts), texts[0])) not in options:
                 raise Infeasible(f"{name}={value}: command.options.{name} has {', '.join(options)}")
             words += map(str, options[value])
         arguments = [fill(word, values) for word in words]
