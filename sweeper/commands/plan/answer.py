@@ -10,6 +10,7 @@ from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
+from workloads.estimator.pipeline import stage_layers
 from workloads.estimator.questions import Comparison, Reliability, TrainingRun, alternatives, compare, training_run
 from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
@@ -34,7 +35,7 @@ class Answer:
     result: SearchResult  # the layouts found, the fastest first
     faster: Candidate | None  # the fastest layout of all, if the given layout fields exclude this layout
     comparison: Comparison | None  # why the given layout is slower than the fastest layout
-    alternatives: dict[str, Candidate]  # the fastest layout and its estimate, by doubled quantity
+    alternatives: dict[str, Candidate]  # the fastest layout and its estimate, by doubled quantity or other change
     training: TrainingRun  # a complete training run with the fastest layout
     price: str  # the price of a GPU-hour, marked if assumed; empty if unknown
     rates: dict[int, float]  # tokens per day, by number of GPUs tried for `tokens_per_day` or `days`
@@ -73,9 +74,30 @@ def answer(request: PlanRequest) -> Answer:
         estimates = ((layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts)
         candidates = [_correct(Candidate(layout, estimate), problem) for layout, estimate in estimates]
         doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
+    if (shortened := _shorten_last_stage(problem, result.best[0])) is not result.best[0]:
+        doubled["fewer layers on the last stage"] = shortened
     return Answer(
         request.model, problem, result, faster, comparison, doubled, training, request.price[1], rates, request.gpus
     )
+
+
+def _shorten_last_stage(problem: Problem, best: Candidate) -> Candidate:
+    """Return the fastest layout that moves layers from the last stage, which has the output layer, to the others, or
+    `best` if none is faster, or if its stages are given or interleaved."""
+    layout, candidates = best.layout, []
+    if layout.pp == 1 or layout.stages_per_rank > 1 or layout.layers_per_stage or problem.reading:
+        return best
+    sizes = [len(stage) for stage in stage_layers(problem.job.model.layers, layout.pp)]
+    while sizes[-1] > 1:
+        sizes[-1] -= 1
+        sizes[min(range(layout.pp - 1), key=lambda stage: (sizes[stage], -stage))] += 1
+        changed = replace(layout, layers_per_stage=tuple(sizes), global_batch=problem.job.layout.global_batch)
+        job = replace(problem.job, layout=changed)
+        if not find_violation(job, problem.cluster):
+            candidates.append(_correct(Candidate(changed, estimate_job(job, problem.cluster)), problem))
+    usable_gib = problem.cluster.usable_gib
+    fitting = [c for c in candidates if bound_gib(c.estimate.memory, problem.job, problem.cluster) <= usable_gib]
+    return min([best, *fitting], key=lambda candidate: candidate.estimate.step.total_s)
 
 
 def _find_remedy(problem: Problem) -> str:

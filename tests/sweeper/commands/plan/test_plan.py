@@ -125,6 +125,18 @@ def test_a_file_of_another_trainer_gives_neither_its_exchange_nor_its_state(tmp_
     assert build_problem(read_request([*words, "trainer=own", "sharding=fsdp2"])).job.dispatcher == "allgather"
 
 
+def test_a_plan_says_what_fewer_layers_beside_a_large_output_layer_bring(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model=deepseek_v3", "hardware=h800", "gpus=2048", "trainer=megatron", "dispatcher=deepep", "tp=1"]
+    words += ["pp=16", "ep=64", "dp_shard=128", "cp=1", "sequence_length=4096", "checkpointing=full"]
+    assert COMMAND.run(words) == 0
+    printed = capsys.readouterr().out
+    gain = re.search(r"with      fewer layers on the last stage: \+(\d+)%, then with ", printed)
+    sizes = re.search(r"layers_per_stage=([\d,]+)", printed)
+    assert gain and int(gain[1]) > 5 and sizes and sum(map(int, sizes[1].split(","))) == 61 and sizes[1].endswith(",1")
+    assert COMMAND.run([*words, f"layers_per_stage={sizes[1]}"]) == 0
+    assert "fewer layers" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", ["space.tp=null", "space.micro_batch=", "space.tp=-2", "space.tp=1,2"])
 def test_a_command_whose_layout_has_no_single_value_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.sh"
