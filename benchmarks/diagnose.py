@@ -61,13 +61,14 @@ def write_log(
     """Write a torchtitan log with a line per rank, or a Megatron-LM log for one rank; saves are printed. The
     last rank falls behind from step `slow_from` on."""
     at, behind, lines = START, timedelta(0), list[str]()
+    noise = np.random.default_rng(len(times_s)).normal(0, 0.003, (ranks, len(times_s)))  # of each rank's lines
     for number, time_s in enumerate(times_s, start=1):
         if saves_every and number % saves_every == 0:
             lines.append(f"[{at:%Y-%m-%d %H:%M:%S}] saving checkpoint at iteration {number}")
         at += timedelta(seconds=float(time_s))
         behind += timedelta(seconds=float(time_s)) * (slow_rank - 1) * (number > slow_from)
         for rank in range(ranks):
-            own = at + behind * (rank == ranks - 1)
+            own = at + behind * (rank == ranks - 1) + timedelta(seconds=float(time_s * noise[rank, number - 1]))
             stamp = f"{own:%Y-%m-%d %H:%M:%S},{own.microsecond // 1000:03d}"
             lines.append(
                 f"[rank{rank}]:[titan] {stamp} - root - INFO - step: {number:2d}  loss:  6.2250  "
@@ -85,7 +86,7 @@ def findings(random: np.random.Generator, fault: str, path: Path) -> list[str]:
     ranks = int(random.choice([2, 8])) if is_rank or random.random() < 0.5 else 1
     steps = int(random.integers(100, 800 if ranks == 1 else 300))
     times_s, period = inject(random, draw_times(random, steps), fault)
-    slower = 1 + random.uniform(0.03, 0.1) if is_rank else 1.0
+    slower = 1 + random.uniform(0.03, 0.1) * (2 if fault == "late rank" else 1) if is_rank else 1.0
     slow_from = int(random.uniform(0.3, 0.7) * steps) if fault == "late rank" else 0
     write_log(path, times_s, ranks, slower, period if fault == "checkpoints" else 0, slow_from)
     return examine(read_sources([path]))[2]

@@ -80,7 +80,9 @@ _PARTS = re.compile(r"\b\w+_per_step\b|\benergy\b|\b(?:baseline|sustained)_step_
 _MEMORY_UNITS = ("GiB", "MiB", "GB", "MB")
 # Names of a user's metrics that have no unit.
 _MEMORY = re.compile("mem(ory)?(_|$)|vram", re.IGNORECASE)
-_RATE = re.compile("throughput|speed|per_s|latency|time|fps|(^|_)t[gp]s(_|$)", re.IGNORECASE)
+_RATE = re.compile(
+    "throughput|bandwidth|speed|per_s|latency|time|flops|fps|iops|gbps|(^|_)([wqrit]ps|tgs|ttft)(_|$)", re.IGNORECASE
+)
 GPU_READINGS = ("power_w", "temperature_c")  # which every workload has on a GPU
 
 

@@ -27,9 +27,9 @@ STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # a step's siz
 _NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
 # The prefixes that launchers add to log lines: torchrun and Primus ranks, srun tasks, and host names with a number.
-_SOURCE = re.compile(
-    r"\s*(?:\[(rank-?\d+|default\d+)\]|.{0,40}\[(rank-\d+)/\d+\]|(\d+): |"
-    r"(?!(?:step|iter|iteration|epoch|batch)[\s_-]?\d)([a-z][\w.-]*\d[\w.-]*): )",
+_RANK = re.compile(r".{0,60}?\[(rank-?\d+|default\d+)(?:/\d+)?\]", re.IGNORECASE)
+_HOST = re.compile(
+    r"\s*(?:(\d+): |(?!(?:step|iter|iteration|epoch|ep|batch|fold|run)[\s_-]?\d)([a-z][\w.-]*\d[\w.-]*): )",
     re.IGNORECASE,
 )
 OF_RANKS = {"peak_device_gib", "peak_memory_gib", "device_memory_share"}  # printed in step lines by each rank
@@ -70,9 +70,9 @@ def strip_colors(line: str) -> str:
 
 
 def find_source(line: str) -> str:
-    """Return the rank or host in a line's prefix, or an empty string."""
-    match = _SOURCE.match(line)
-    return next(filter(None, match.groups()), "") if match else ""
+    """Return the host and the rank in a line's prefix, as far as they are named."""
+    names = [next(filter(None, match.groups())) for match in (_HOST.match(line), _RANK.match(line)) if match]
+    return " ".join(names)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class LogReader:
     def _make_step(self, row: LogFormat, number: int, texts: Mapping[str, str], line: str) -> Step | None:
         # The program has restarted if a rank goes back. Ranks without a prefix are at most one printed step apart.
         source = find_source(line)
-        if number < (self._last_of_sources.get(source, -1) if source else self._second_last):
+        if number < (self._last_of_sources.get(source, -1) if _RANK.match(line) else self._second_last):
             self._begin_start()
         self._last_of_sources[source] = number
         metrics, resolutions = _rename_metrics(row.metrics, texts)

@@ -176,7 +176,10 @@ def read_settings(
     others = names.read_names(settings, NAMES, ("expert_overlap",))
     kind, _ = settings.get("moe_token_dispatcher_type"), settings.get("moe_flex_dispatcher_backend")
     is_deepep = settings.get("moe_enable_deepep") or kind == "flex"  # or HybridEP, which sends a token once, too
-    others["dispatcher"] = "deepep" if is_deepep else "allgather" if kind == "allgather" else "alltoall"
+    is_default = (
+        kind is None and trainer == "megatron" and settings.get("num_experts")
+    )  # the default of Megatron-LM's arguments.py
+    others["dispatcher"] = "deepep" if is_deepep else "allgather" if kind == "allgather" or is_default else "alltoall"
     if settings.get("grad_reduce_in_bf16"):
         others["gradient_bytes"] = 2
     read = degrees | names.read_names(settings, NAMES, (*fields, "reshard_after_forward"))

@@ -13,7 +13,7 @@ from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, 
 # A number whose groups or decimals are separated otherwise, such as 41'150 or 1,5, is not read in part.
 _NUMBER = r"(?P<number>\d++(?:,\d{3})*+(?:\.\d++)?(?:[eE][-+]?\d++)?)(?![.,'\u00a0\u202f]?\d)(?:\s*(?P<suffix>[kKM]))?"
 _LONGEST_KEY = 40  # characters before a number that are examined
-_SEPARATED = re.compile(r"\d[,'\u00a0\u202f]$")
+_SEPARATED = re.compile(r"\d[:,'\u00a0\u202f]$")
 _OF_LIST = re.compile(r"(?:\.\d+|:\d\d|(?:step|iter|iteration)['\"]?[\s:=]+\d+),$")  # the comma follows a whole value
 _COUNTER = re.compile(
     r"(?<![/\w])(?<!per )(?!\w*per_)(?:\w*_)?(?:step|iter|iteration|epoch|batch)s?['\"]?[\s:=#]{1,4}$", re.I
@@ -23,6 +23,9 @@ _OF_OTHERS = re.compile(
     r"[\s:=]{1,4}$",
     re.IGNORECASE,
 )
+_KEY = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*)['\"]?[\s:=]{1,4}$")
+_OF_RATE = re.compile("time|took|takes|speed|throughput|rate|avg|mean|average|at|dt", re.IGNORECASE)
+_VALIDATION = re.compile(r"\b(?:val|eval|valid|validation|evaluation|test)\b", re.IGNORECASE)
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
 _PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
@@ -57,7 +60,7 @@ _STEP = re.compile(
 )
 _LOSS = re.compile(
     r"(?<![\w-])(?<!val )(?<!eval )(?<!validation )(?:train(?:ing)?[_ ])?loss['\"]?\s*[:= ]\s*"
-    r"([-+]?\d++(?:\.\d++|(?![,'\u00a0\u202f]\d))(?:[eE][-+]?\d+)?)",
+    r"([-+]?(?:\d++(?:\.\d++|(?![,'\u00a0\u202f]\d))(?:[eE][-+]?\d+)?|nan\b|inf(?:inity)?\b))",
     re.IGNORECASE,
 )
 _HINT = re.compile(r"/s|/it|/step|/batch|per[_ ]|time|dt")  # lines without a match are skipped
@@ -73,8 +76,14 @@ def _find_numbers(line: str) -> list[re.Match[str] | None]:
     chosen = [colon for colon, _, _ in found]
     taken = {match.start("number") for match in chosen if match}
     places = {n: min((m.start("unit") for m in row[1:] if m), default=-1) for n, row in enumerate(found) if not row[0]}
-    for n in sorted((n for n, place in places.items() if place >= 0), key=places.__getitem__):
+    order = sorted((n for n, place in places.items() if place >= 0), key=places.__getitem__)
+    first = found[order[0]][1] if order else None
+    key = _KEY.search(_text_before(line, first)) if first else None
+    # In `bs 32 it/s 2.0`, numbers follow their names.
+    follow = key is not None and not _OF_RATE.search(key[1]) and all(found[n][2] for n in order)
+    for n in order:
         _, before, after = found[n]
+        before = None if follow else before
         if before and (before.start("number") in taken or _OF_OTHERS.search(_text_before(line, before))):
             before = None
         chosen[n] = before or after
@@ -121,6 +130,7 @@ class CommonLogReader(LogReader):
     """Reads the trainers' formats, and falls back to reading rates from lines if no format matches."""
 
     _count: int = 0
+    _offset: int = 0
     _increment: int = 0  # the number of steps from one printed step to the next
 
     def feed(self, line: str) -> Step | None:
@@ -129,10 +139,14 @@ class CommonLogReader(LogReader):
         line = strip_colors(line[:LONGEST_LINE])
         if not (rates := read_rates(line)):
             return None
+        if "loss" not in rates and _VALIDATION.search(line):
+            return None
         number = int(match[1].replace(",", "")) if (match := _STEP.search(line)) else None
         if number is not None and 0 <= self._last - number <= self._increment:  # another rank's line
             return None
         if number is not None and 0 <= self._last < number:
             self._increment = number - self._last
+        elif number is not None and number < self._last:  # steps of an epoch, or a restart: counting goes on
+            self._offset += self._last + max(1, self._increment) - number
         self._count, self._last = self._count + 1, -1 if number is None else number
-        return Step(self._count if number is None else number, rates)
+        return Step(self._count if number is None else number + self._offset, rates)

@@ -16,8 +16,9 @@ import math
 import re
 import tomllib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -38,6 +39,7 @@ from workloads.formats.logs import LONGEST_LINE, Step, find_source
 from workloads.formats.rate_lines import CommonLogReader
 
 KEPT_LINES = 100  # number of lines before a step that are searched for the cause of a pause
+WORTH_OF_RANK = 0.04  # the smallest slowdown, by its 95% interval, of one rank or host during a run
 EARLY = 0.9  # a rank or host that ends before this share of the steps has ended early
 PARTS, Z_RESTART = 10, 5.0  # parts of a start whose means are compared, and the limit of the comparison
 GROWTH = 0.02  # memory growth of more than this fraction explains a drift in step time
@@ -130,14 +132,14 @@ def examine(whole: Sequence[Source]) -> tuple[Source, int, list[str]]:
     sources = [source.select() for source in whole]
     longest = max(range(len(sources)), key=lambda n: len(sources[n].steps))
     first, starts = sources[longest], len({step.start for step in whole[longest].steps})
-    lasts = {source.name: source.steps[-1].number for source in whole}
-    found = [*describe_unusual(first), *describe_sources(sources, lasts), *describe_starts(whole[longest])]
-    return first, starts, found
+    found = [*describe_unusual(first), *describe_ends(whole), *describe_sources(sources)]
+    return first, starts, [*found, *describe_starts(whole[longest])]
 
 
 def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source]:
     """Return a source for each rank, host or log. Raises UserInputError for files that are not logs with step times."""
     sources: dict[str, Source] = {}
+    labels: list[tuple[str, int]] = []  # of each step, with the step's number
     for path in paths:
         try:
             recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
@@ -145,18 +147,29 @@ def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source
                 for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
                     label = find_source(line) if labelled else ""
                     name = f"{path.name} {label}".strip() if len(paths) > 1 else label
-                    if not sources.setdefault(name, Source(name)).feed(line, number, recent):
+                    source = sources.setdefault(name, Source(name))
+                    if not source.feed(line, number, recent):
                         recent.append((number, line))
+                    elif source.steps:
+                        labels.append((label, source.steps[-1].number))
         except OSError as error:
             raise UserInputError(f"{path}: {error.strerror}") from error
-    if labelled and sum(len(source.steps) == 1 for source in sources.values()) >= FEWEST:
-        return read_sources(paths, labelled=False)  # the labels are the numbers of steps
+    if labelled and len(paths) == 1 and _count_steps(labels):
+        return read_sources(paths, labelled=False)
     with_steps = [source for source in sources.values() if source.steps]
     if not with_steps:
         detect_format(paths[0], [LOG_FORMAT])  # raises if the file is of another kind
         names = ", ".join(map(str, paths))
         raise UserInputError(f"{names}: no line has the time of a step, such as 80 ms/step or 2 it/s")
     return with_steps
+
+
+def _count_steps(labels: Sequence[tuple[str, int]]) -> bool:
+    """Return whether labels count steps or epochs: they are the steps' numbers, or each has its lines in one piece."""
+    names = [label for label, _ in labels]
+    pieces = sum(one != other for one, other in pairwise(names)) + 1
+    are_numbers = sum(label == str(number) for label, number in labels) > len(labels) / 2
+    return are_numbers or (len(set(names)) > 1 and pieces == len(set(names)))
 
 
 def describe_unusual(source: Source) -> Iterator[str]:
@@ -188,14 +201,19 @@ def find_cause(source: Source, finding: Finding) -> str:
     return TEXTS["cause"][finding.kind]
 
 
-def describe_sources(sources: Sequence[Source], lasts: Mapping[str, int]) -> Iterator[str]:
-    """Yield a line for each rank or host that ends before the others, is slower than they are, or becomes slower.
-    `lasts` maps each name to its last step in any start."""
-    early = [name for name, last in lasts.items() if last < EARLY * max(lasts.values())]
-    for name in early:
-        text = f"{name or 'lines without a rank'} ends at step {lasts[name]}"
-        yield f"ended source: {text}, others at {max(lasts.values())}"
-    series = {source.name: source.times_s for source in sources if source.name not in early}
+def describe_ends(sources: Sequence[Source]) -> Iterator[str]:
+    """Yield a line for each rank or host whose steps, in any start, end before those of the others."""
+    last = max(source.steps[-1].number for source in sources)
+    for source in sources:
+        own = source.steps[-1].number
+        if source.name and len(source.steps) >= FEWEST / 2 and own + 2 * source.interval < EARLY * last:
+            yield f"ended source: {source.name} ends at step {own}, others at {last}"
+
+
+def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
+    """Yield a line for each rank or host that is slower than the others, or becomes slower than they are."""
+    last = max(source.steps[-1].number for source in sources)
+    series = {source.name: source.times_s for source in sources if source.steps[-1].number >= EARLY * last}
     slow = find_slow_sources(series)
     for name, finding in slow.items():
         longer = f"{finding.share:.1%} longer than the others (95% {finding.low:.1%} to {finding.high:.1%})"
@@ -203,7 +221,8 @@ def describe_sources(sources: Sequence[Source], lasts: Mapping[str, int]) -> Ite
         yield f"{text}. Likely: its GPU, its host or its links; sweeper accept measures each alone"
     for name, ratios in (compare_sources(series) if not slow else {}).items():
         for finding in find_unusual(list(ratios), list(ratios.values())):
-            if finding.kind in ("drift", "jump", "phase"):
+            # Each of many ranks has a chance of a false alarm, so a finding must be large and last.
+            if finding.kind in ("drift", "jump") and finding.low > WORTH_OF_RANK:
                 yield f"slow source: {name or 'lines without a rank'} against the others: {describe_finding(finding)}"
 
 

@@ -142,6 +142,9 @@ def test_a_rank_that_prints_later_is_no_restart() -> None:
     printed = [(n, 0) for n in range(1, 6)] + [(n, 1) for n in range(1, 6)] + [(6, 1), (6, 0)]
     _, steps = read("\n".join(line.format(n=n, r=r) for n, r in printed))
     assert [(step.start, step.number) for step in steps] == [(0, n) for n in range(1, 7)]
+    of_task = [f"0: {line.format(n=n, r=r)}" for n, r in printed]  # srun labels a task with several ranks
+    _, steps = read("\n".join(of_task))
+    assert [(step.start, step.number) for step in steps] == [(0, n) for n in range(1, 7)]
     _, steps = read("\n".join(line.format(n=n, r=r) for n, r in [*printed, (1, 1), (1, 0), (2, 0)]))
     assert [(step.start, step.number) for step in steps][6:] == [(1, 1), (1, 2)]
 

@@ -137,3 +137,31 @@ def test_a_rank_that_ends_before_the_others_is_named(log: Path, capsys: pytest.C
     lines = [f"[rank{r}]: step {n} {80 + n % 3} ms/step" for n in range(1, 101) for r in (0, 1) if r == 0 or n < 60]
     code, printed = diagnosed(log, lines, capsys)
     assert code == 1 and "ended source: rank1 ends at step 59, others at 100" in printed
+
+
+def test_ranks_that_print_rarely_and_lines_after_the_training_end_nothing(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        f"[rank{r}]: step {n} {80 + n % 3} ms/step" for n in range(1, 96) for r in range(4) if r == 0 or n % 50 == 0
+    ]
+    code, printed = diagnosed(log, [*lines, "Training finished: 95 steps, average 2.0 it/s"], capsys)
+    assert code == 0 and "nothing unusual" in printed
+
+
+def test_a_validation_is_no_step_and_a_loss_that_is_no_number_is_named(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = []
+    for n in range(1, 201):
+        lines += [f"eval step {n} | val loss 2.4 | 3.2 it/s"] if n % 40 == 0 else []
+        lines.append(f"step {n} loss {'nan' if n > 150 else 2.5} {80 + n % 3} ms/step")
+    code, printed = diagnosed(log, lines, capsys)
+    assert code == 1 and "200 steps" in printed and "loss: it is nan in 50 of 200 steps, first in step 151" in printed
+    assert "pauses" not in printed
+
+
+def test_a_second_start_of_any_program_goes_on_counting(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"step {n} {ms + n % 3} ms/step" for ms in (80, 100) for n in range(1, 301)]
+    code, printed = diagnosed(log, lines, capsys)
+    assert code == 1 and "600 steps" in printed and "jump: steps are slower by 24" in printed and "step 301" in printed
