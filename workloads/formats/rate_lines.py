@@ -25,7 +25,7 @@ _OF_OTHERS = re.compile(
 )
 _KEY = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*)['\"]?[\s:=]{1,4}$")
 _OF_RATE = re.compile("time|took|takes|speed|throughput|rate|avg|mean|average|at|dt", re.IGNORECASE)
-_VALIDATION = re.compile(r"\b(?:val|eval|valid|validation|evaluation|test)\b", re.IGNORECASE)
+_VALIDATION = re.compile(r"\b(?:val|valid|validation|eval|evaluation)\b", re.IGNORECASE)
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
 _PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
