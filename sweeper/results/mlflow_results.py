@@ -123,7 +123,7 @@ class Stored:
 
     The columns of every table are `run`, `run_id`, `parent`, `status`, `start`, `end`, and `param.…`, `metric.…` and
     `tag.…`. A trial also has the sweep's constants as `param.…`, the result of the sweep's finals as `final.…`,
-    and in `objective` the metric and direction that rank it in place of the speed, or None.
+    and in `objective` the `Objective` that ranks it in place of the speed, or None.
     `is_beyond_limit` is true for a trial that one of the sweep's limits excludes.
     """
 

@@ -12,14 +12,14 @@ from sweeper.metrics.criteria import Objective
 from sweeper.metrics.derivation import first_known
 from sweeper.metrics.intervals import Interval
 from sweeper.preflight.work import SEARCHED
-from workloads.api.metrics import ROWS, SUFFIXES, get_metric
+from workloads.api.metrics import ROWS, base_name, get_metric
 
 # The names in a work's identity that have their own columns in tables.
 MAIN_WORK_NAMES = ("workload", "model", "sequence_length", "type")
 # Prefixes of the metrics that are proportional to a trial's speed: rates, and the rates' intervals and per-GPU values.
 RATES = tuple(row.name for row in ROWS if row.is_rate)
-# Trials of the same kind of work are ranked by the first of these that they have, unless their sweep has another
-# objective than a rate, such as a loss.
+# Trials of the same kind of work are ranked by the first of these that they have, unless the objective of their sweep
+# is not a rate, such as a loss.
 SPEEDS = tuple(row.name for row in sorted(ROWS, key=lambda row: row.speed) if row.speed)
 
 
@@ -80,11 +80,10 @@ def group_by_work(results: Sequence[BestResult]) -> dict[str, list[BestResult]]:
     """Group results that can share an axis (equal work and objective), keyed by a label of the work."""
     groups: dict[str, list[BestResult]] = {}
     for result, label in zip(results, label_works([result.work for result in results]), strict=True):
-        better = (
-            "" if result.is_rate else f", {'lower' if result.objective.direction == 'minimize' else 'higher'} is better"
-        )
-        unit = [] if result.objective.metric == "tokens_per_s" else [f"({result.unit}{better})"]
-        groups.setdefault(" ".join([label, *unit]), []).append(result)
+        lower = "lower" if result.objective.direction == "minimize" else "higher"
+        unit = f" ({result.unit})" if result.is_rate else f" ({result.unit}, {lower} is better)"
+        unit = "" if result.objective.metric == "tokens_per_s" else unit
+        groups.setdefault(f"{label}{unit}", []).append(result)
     return groups
 
 
@@ -123,20 +122,15 @@ def find_objective(trials: pd.DataFrame) -> Objective | None:
 
     A sweep's only objective ranks its trials. Rates are proportional to the speed, so one speed stands for all."""
     stated = list(trials["objective"].dropna()) if "objective" in trials else []
-    candidates = [Objective(*stated[0].rsplit(" ", 1))] if stated else [Objective(name, "maximize") for name in SPEEDS]
+    candidates = stated[:1] or [Objective(name, "maximize") for name in SPEEDS]
     present = (candidate for candidate in candidates if f"metric.{candidate.metric}" in trials)
     return next((goal for goal in present if trials[f"metric.{goal.metric}"].notna().any()), None)
 
 
-def state_objective(objectives: Mapping[str, str]) -> str | None:
-    """Return a sweep's metric and direction as text if they rank its trials in place of the speed."""
-    if len(objectives) != 1:
-        return None
-    ((name, direction),) = objectives.items()
-    base = name
-    for suffix in SUFFIXES:
-        base = base.removesuffix(suffix)
-    return None if get_metric(base).is_rate else f"{name} {direction}"
+def state_objective(objectives: Mapping[str, str]) -> Objective | None:
+    """Return a sweep's objective if it ranks the trials in place of the speed: a single one that is not a rate."""
+    goals = [Objective(name, direction) for name, direction in objectives.items()]
+    return goals[0] if len(goals) == 1 and not get_metric(base_name(goals[0].metric)).is_rate else None
 
 
 def select_complete(trials: pd.DataFrame) -> pd.DataFrame:
@@ -165,9 +159,9 @@ def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
     groups: dict[Hashable, list[int]] = {}  # row positions of the trials, by work, platform and objective
     for position, row in enumerate(complete.to_dict("records")):
         if work := read_work(row):  # version 0.1 recorded no work
-            stated = row.get("objective")
-            ranked_by = stated if isinstance(stated, str) else ""
-            groups.setdefault((tuple(sorted(work.items())), *_read_platform(row), ranked_by), []).append(position)
+            stated = row.get("objective")  # or NaN, in a column of which other rows have one
+            goal = stated if isinstance(stated, Objective) else None
+            groups.setdefault((tuple(sorted(work.items())), *_read_platform(row), goal), []).append(position)
     results = []
     for rows in groups.values():
         group = complete.iloc[rows]

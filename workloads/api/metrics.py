@@ -100,11 +100,16 @@ def choose_summary(name: str) -> Literal["last", "median", "highest"]:
     return "median" if name != "loss" and (name in METRICS or unit or _RATE.search(name)) else "last"
 
 
-def find_source(name: str) -> str:
-    """Return the source of a derived metric, or of its spread or interval; empty for other metrics."""
+def base_name(name: str) -> str:
+    """Return the name of the metric of which this is a spread, a bound of an interval, or the value per GPU."""
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
-    return get_metric(name).source
+    return name
+
+
+def find_source(name: str) -> str:
+    """Return the source of a derived metric, or of its spread or interval; empty for other metrics."""
+    return get_metric(base_name(name)).source
 
 
 def find_missing(name: str, measures: str) -> list[str]:

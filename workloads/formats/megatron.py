@@ -174,8 +174,9 @@ def read_settings(
         schedule = ALGORITHMS[name] if name != "1f1b-interleaved" or stages > 1 else "1f1b"
     fields = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
     others = names.read_names(settings, NAMES, ("expert_overlap",))
+    # The backend of `flex` is read so that it counts as taken: DeepEP and HybridEP are estimated alike.
     kind, _ = settings.get("moe_token_dispatcher_type"), settings.get("moe_flex_dispatcher_backend")
-    is_deepep = settings.get("moe_enable_deepep") or kind == "flex"  # or HybridEP, which sends a token once, too
+    is_deepep = settings.get("moe_enable_deepep") or kind == "flex"
     is_default = (
         kind is None and trainer == "megatron" and settings.get("num_experts")
     )  # the default of Megatron-LM's arguments.py

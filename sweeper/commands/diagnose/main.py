@@ -133,7 +133,7 @@ def examine(whole: Sequence[Source]) -> tuple[Source, int, list[str]]:
     longest = max(range(len(sources)), key=lambda n: len(sources[n].steps))
     first, starts = sources[longest], len({step.start for step in whole[longest].steps})
     found = [*describe_unusual(first), *describe_ends(whole), *describe_sources(sources)]
-    return first, starts, [*found, *describe_starts(whole[longest])]
+    return first, starts, [*found, *describe_losses(whole[longest]), *describe_starts(whole[longest])]
 
 
 def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source]:
@@ -154,7 +154,7 @@ def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source
                         labels.append((label, source.steps[-1].number))
         except OSError as error:
             raise UserInputError(f"{path}: {error.strerror}") from error
-    if labelled and len(paths) == 1 and _count_steps(labels):
+    if labelled and len(paths) == 1 and _are_counters(labels):
         return read_sources(paths, labelled=False)
     with_steps = [source for source in sources.values() if source.steps]
     if not with_steps:
@@ -164,7 +164,7 @@ def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source
     return with_steps
 
 
-def _count_steps(labels: Sequence[tuple[str, int]]) -> bool:
+def _are_counters(labels: Sequence[tuple[str, int]]) -> bool:
     """Return whether labels count steps or epochs: they are the steps' numbers, or each has its lines in one piece."""
     names = [label for label, _ in labels]
     pieces = sum(one != other for one, other in pairwise(names)) + 1
@@ -226,11 +226,15 @@ def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
                 yield f"slow source: {name or 'lines without a rank'} against the others: {describe_finding(finding)}"
 
 
-def describe_starts(source: Source) -> Iterator[str]:
-    """Yield a line if the losses of a source are no numbers, and one if its last start is slower than its longest."""
+def describe_losses(source: Source) -> Iterator[str]:
+    """Yield a line if a loss is NaN or infinite."""
     losses = {step.number: step.metrics["loss"] for step in source.steps if "loss" in step.metrics}
     if bad := [number for number, loss in losses.items() if not math.isfinite(loss)]:
         yield f"loss: it is {losses[bad[0]]:g} in {len(bad)} of {count(len(losses), 'step')}, first in step {bad[0]}"
+
+
+def describe_starts(source: Source) -> Iterator[str]:
+    """Yield a line if the last start is slower than the longest."""
     starts = [step.start for step in source.steps]
     longest, last = max(dict.fromkeys(starts), key=starts.count), starts[-1]
     times_s = [[step.metrics["step_time_s"] for step in source.steps if step.start == n] for n in (longest, last)]

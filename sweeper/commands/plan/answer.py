@@ -15,7 +15,7 @@ from workloads.estimator.questions import Comparison, Reliability, TrainingRun, 
 from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
 from workloads.hardware.precisions import PRECISIONS
-from workloads.layouts.layout import describe, write_words
+from workloads.layouts.layout import Layout, describe, write_words
 from workloads.layouts.rules import find_common_violation, find_violation
 from workloads.layouts.trainers import OWN, find_trainer
 from workloads.models.flops import model_flops_per_token
@@ -70,9 +70,8 @@ def answer(request: PlanRequest) -> Answer:
         if cluster.device != problem.cluster.device:  # more layouts may fit on this device
             doubled[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
             continue
-        layouts = (replace(item.layout, global_batch=job.layout.global_batch) for item in result.best)
-        estimates = ((layout, estimate_job(replace(job, layout=layout), cluster)) for layout in layouts)
-        candidates = [_correct(Candidate(layout, estimate), problem) for layout, estimate in estimates]
+        changed = replace(problem, job=job, cluster=cluster)
+        candidates = [_estimate_layout(changed, item.layout) for item in result.best]
         doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
     if (shortened := _shorten_last_stage(problem, result.best[0])) is not result.best[0]:
         doubled["fewer layers on the last stage"] = shortened
@@ -91,10 +90,9 @@ def _shorten_last_stage(problem: Problem, best: Candidate) -> Candidate:
     while sizes[-1] > 1:
         sizes[-1] -= 1
         sizes[min(range(layout.pp - 1), key=lambda stage: (sizes[stage], -stage))] += 1
-        changed = replace(layout, layers_per_stage=tuple(sizes), global_batch=problem.job.layout.global_batch)
-        job = replace(problem.job, layout=changed)
-        if not find_violation(job, problem.cluster):
-            candidates.append(_correct(Candidate(changed, estimate_job(job, problem.cluster)), problem))
+        candidate = _estimate_layout(problem, replace(layout, layers_per_stage=tuple(sizes)))
+        if not find_violation(replace(problem.job, layout=candidate.layout), problem.cluster):
+            candidates.append(candidate)
     usable_gib = problem.cluster.usable_gib
     fitting = [c for c in candidates if bound_gib(c.estimate.memory, problem.job, problem.cluster) <= usable_gib]
     return min([best, *fitting], key=lambda candidate: candidate.estimate.step.total_s)
@@ -168,6 +166,13 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         f"{bound_gib(smallest.estimate.memory, problem.job, cluster):.0f} GiB of each GPU, "
         f"{cluster.usable_gib:.0f} GiB of {cluster.device.name} are usable. It is {describe(smallest.layout)}{hint}"
     )
+
+
+def _estimate_layout(problem: Problem, layout: Layout) -> Candidate:
+    """Return the layout with the problem's batch, and its estimate."""
+    layout = replace(layout, global_batch=problem.job.layout.global_batch)
+    estimate = estimate_job(replace(problem.job, layout=layout), problem.cluster)
+    return _correct(Candidate(layout, estimate), problem)
 
 
 def _correct(candidate: Candidate, problem: Problem) -> Candidate:

@@ -69,11 +69,11 @@ def test_with_several_objectives_the_trials_of_the_finals_count_with_their_value
 
 
 def of_losses(losses: list[float], **columns: object) -> pd.DataFrame:
-    """Trials of two sweeps, a and b in turns, that rank by their loss; the fastest are the last."""
+    """Trials of two sweeps, a and b alternately, that rank by their loss; the fastest are the last."""
     trials = complete_trials({"H200": [100.0 + n for n in range(len(losses))]}, lr=range(len(losses)))
     names = ["ab"[n % 2] for n in range(len(losses))]
     studies = {"tag.sweeper.study": names, "tag.sweeper.trial": [str(n // 2) for n in range(len(losses))]}
-    return trials.assign(**{"metric.loss": losses, "objective": "loss minimize"} | studies | columns)
+    return trials.assign(**{"metric.loss": losses, "objective": Objective("loss", "minimize")} | studies | columns)
 
 
 def test_a_sweep_with_another_objective_than_a_rate_is_ranked_by_it() -> None:
@@ -81,7 +81,7 @@ def test_a_sweep_with_another_objective_than_a_rate_is_ranked_by_it() -> None:
     assert (best.objective.metric, best.estimate.value, best.trial["param.lr"]) == ("loss", 2.5, "1")
     assert best.unit == "loss" and not best.is_rate
     # of a sweep with several objectives, or of version 0.2, nothing is known, so the fastest trial is the best
-    trials = of_losses([3.0, 2.5], objective="val acc maximize").assign(**{"metric.val acc": [0.5, 0.25]})
+    trials = of_losses([3.0, 2.5], objective=Objective("val acc", "maximize")).assign(**{"metric.val acc": [0.5, 0.25]})
     assert find_best_results(trials)[0].objective == Objective("val acc", "maximize")
     (best,) = find_best_results(of_losses([3.0, 2.5], objective=None))
     assert (best.objective.metric, best.trial["param.lr"]) == ("tokens_per_s", "1")
@@ -99,7 +99,7 @@ def test_finals_of_a_loss_count_with_their_mean_and_a_single_trial_with_the_wors
 
 
 def test_sweeps_of_equal_work_and_different_objectives_have_results_of_their_own() -> None:
-    results = find_best_results(of_losses([3.0, 2.5], objective=["loss minimize", None]))
+    results = find_best_results(of_losses([3.0, 2.5], objective=[Objective("loss", "minimize"), None]))
     assert sorted(group_by_work(results)) == ["parallel bf16", "parallel bf16 (loss, lower is better)"]
 
 
@@ -110,12 +110,12 @@ def test_sweeps_of_equal_work_and_different_objectives_have_results_of_their_own
         ({"tflops_per_gpu": "maximize"}, None),
         ({"mfu": "maximize"}, None),
         ({"loss": "minimize", "mfu": "maximize"}, None),
-        ({"loss": "minimize"}, "loss minimize"),
-        ({"step_time_ms": "minimize"}, "step_time_ms minimize"),
-        ({"tflops_slowest_gpu": "maximize"}, "tflops_slowest_gpu maximize"),
-        ({"reward": "maximize"}, "reward maximize"),
-        ({"val acc": "maximize"}, "val acc maximize"),
+        ({"loss": "minimize"}, Objective("loss", "minimize")),
+        ({"step_time_ms": "minimize"}, Objective("step_time_ms", "minimize")),
+        ({"tflops_slowest_gpu": "maximize"}, Objective("tflops_slowest_gpu", "maximize")),
+        ({"reward": "maximize"}, Objective("reward", "maximize")),
+        ({"val acc": "maximize"}, Objective("val acc", "maximize")),
     ],
 )
-def test_rates_are_ranked_by_speed(objectives: dict[str, str], stated: str | None) -> None:
+def test_rates_are_ranked_by_speed(objectives: dict[str, str], stated: Objective | None) -> None:
     assert state_objective(objectives) == stated

@@ -137,7 +137,7 @@ def test_a_step_has_the_highest_memory_of_the_ranks_that_print_it_and_of_no_othe
     assert [step.metrics["peak_device_gib"] for step in steps] == [71.7, 60.0, 40.0]
 
 
-def test_a_rank_that_prints_later_is_no_restart() -> None:
+def test_a_rank_that_prints_later_is_not_a_restart() -> None:
     line = "[rank{r}]:[titan] INFO - step: {n}  loss: 2.5  memory: 40.3GiB(50.9%)  tps: 5,000  tflops: 280.1  mfu: 28%"
     printed = [(n, 0) for n in range(1, 6)] + [(n, 1) for n in range(1, 6)] + [(6, 1), (6, 0)]
     _, steps = read("\n".join(line.format(n=n, r=r) for n, r in printed))

@@ -104,7 +104,7 @@ def diagnosed(log: Path, lines: list[str], capsys: pytest.CaptureFixture[str]) -
     return diagnose(DiagnoseRequest(logs=[str(log)])), capsys.readouterr().out
 
 
-def test_numbers_of_steps_before_a_colon_are_no_ranks(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_of_steps_before_a_colon_are_not_ranks(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label in ("{}", "step{}"):
         code, printed = diagnosed(
             log, [f"{label.format(n)}: loss 2.5 {80 + n % 3} ms/step" for n in range(100)], capsys
@@ -123,7 +123,7 @@ def test_pauses_of_a_program_that_prints_every_tenth_step_are_of_one_step_each(
     assert code == 1 and "pauses every 100 steps take 4.1% of the time" in printed and "Likely: validation" in printed
 
 
-def test_a_slower_restart_and_a_loss_that_is_no_number_are_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_slower_restart_and_a_nan_loss_are_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = "iteration {:8d}/    5000 | consumed samples: 256 | elapsed time per iteration (ms): {:.1f} | lm loss: {} |"
     ran = [(n, 2000 + n % 7, "2.5E+00") for n in range(1, 121)]
     ran += [(n, 2500 + n % 7, "nan" if n > 150 else "2.5E+00") for n in range(80, 160)]
@@ -149,9 +149,7 @@ def test_ranks_that_print_rarely_and_lines_after_the_training_end_nothing(
     assert code == 0 and "nothing unusual" in printed
 
 
-def test_a_validation_is_no_step_and_a_loss_that_is_no_number_is_named(
-    log: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_validation_is_not_a_step_and_a_nan_loss_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = []
     for n in range(1, 201):
         lines += [f"eval step {n} | val loss 2.4 | 3.2 it/s"] if n % 40 == 0 else []

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sweeper.commands.report import charts
 from sweeper.commands.report.platform_panels import UNKNOWN, Panel, build_panels
+from sweeper.metrics.criteria import Objective
 from sweeper.pages.html_page import Chart
 from sweeper.pages.parameter_charts import compute_importances
 from sweeper.results import mlflow_results
@@ -70,13 +71,12 @@ def test_the_charts_of_a_loss_show_the_lowest_so_far_and_in_each_cell() -> None:
     losses = [3.0, 2.5, 2.75, 2.0, 2.25, 4.0, 3.5, 1.0]
     memory = [8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]
     columns = {"metric.loss": losses, "metric.peak_device_gib": memory}
-    figures = {
-        chart.title: chart.figures[0] for chart in build_charts(trials.assign(objective="loss minimize", **columns))
-    }
+    trials = trials.assign(objective=Objective("loss", "minimize"), **columns)
+    figures = {chart.title: chart.figures[0] for chart in build_charts(trials)}
     assert list(figures["s: trials"].data[1].y) == [3.0, 2.5, 2.5, 2.0, 2.0, 2.0, 2.0, 1.0]
     assert figures["s: best loss over lr and wd"].data[0].z.tolist() == [[2.25, 2.75], [2.5, 1.0]]
     assert list(figures["s: loss against memory"].data[1].y) == [1.0]  # the smallest in memory has the lowest loss
-    ranked = charts.rank_trials(find_best_results(trials.assign(objective="loss minimize", **columns)))
+    ranked = charts.rank_trials(find_best_results(trials))
     assert ranked.loc[ranked["rank"] == 1.0, "value"].tolist() == [1.0]
 
 

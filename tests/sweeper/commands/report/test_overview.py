@@ -6,6 +6,7 @@ import pandas as pd
 
 from sweeper.commands.report import overview, report_tables
 from sweeper.commands.report.platform_panels import build_panels
+from sweeper.metrics.criteria import Objective
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import find_best_results
 from tests.support.factories import complete_trials
@@ -74,7 +75,9 @@ def test_the_lead_of_a_winner_of_the_finals_is_that_of_the_finals() -> None:
 
 def test_the_best_loss_is_called_the_best_and_its_lead_is_no_percentage() -> None:
     trials = complete_trials({"H200": [1000.0, 1100.0]}, lr=[1, 2])
-    text = overview.describe(build_stored(trials.assign(objective="loss minimize", **{"metric.loss": [-0.5, 0.25]})))
+    text = overview.describe(
+        build_stored(trials.assign(objective=Objective("loss", "minimize"), **{"metric.loss": [-0.5, 0.25]}))
+    )
     assert "On H200 the best loss is lr=1 with -0.5 loss (a single trial), ahead of lr=2 with 0.25, of unknown" in text
 
 
