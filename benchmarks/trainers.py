@@ -62,6 +62,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "dp_shard 2, selective": DENSE | SHARDED | SELECTIVE,
     "dp_shard 2, full": DENSE | SHARDED | FULL,
     "cp 2, selective": DENSE | {"cp": 2} | SELECTIVE,
+    "cp 2, selective_up": DENSE | {"cp": 2} | {"checkpointing": "selective_up"},
     "cp 2, selective in every second block": DENSE | {"cp": 2} | SELECTIVE | {"checkpointing_freq": 2},
     "cp 2, full": DENSE | {"cp": 2} | FULL,
     "ep 2": SPARSE | SHARDED | {"ep": 2, "reshard_after_forward": False} | BF16,
@@ -217,7 +218,7 @@ def configure(parameters: ParallelParameters) -> Any:
     for name, degree in DEGREES.items():
         setattr(config.parallelism, f"{degree}_degree", getattr(parameters, name))
     config.parallelism.fsdp_reshard_after_forward = "default" if parameters.reshard_after_forward else "never"
-    config.activation_checkpoint.mode = parameters.checkpointing
+    config.activation_checkpoint.mode = parameters.checkpointing.removesuffix("_up")
     config.activation_checkpoint.selective_ac_option = "op"
     config.compile.enable = parameters.compile
     config.optimizer.lr, config.lr_scheduler.warmup_steps = parameters.learning_rate, 0

@@ -8,7 +8,7 @@ from workloads.layouts.layout import Layout
 LAYOUTS = [
     Layout(),
     Layout(dp_shard=2, micro_batch=2),
-    Layout(dp_shard=2, micro_batch=2, reshard_after_forward=False),
+    Layout(dp_shard=2, micro_batch=2, reshard_after_forward=False, checkpointing="selective_up"),
     Layout(dp_replicate=2, dp_shard=2, checkpointing="full"),
     Layout(cp=2, cp_method="ring", micro_batch=4),
     Layout(cp=2, dp_shard=2, micro_batch=4, checkpointing="full"),
@@ -23,7 +23,7 @@ LAYOUTS = [
 ]
 # With the manual block, and with state bf16: without FSDP on one rank, and without clipping.
 MANUAL_LAYOUTS = [
-    Layout(micro_batch=4),
+    Layout(micro_batch=4, checkpointing="selective_up"),
     Layout(dp_shard=2, micro_batch=2, reshard_after_forward=False, checkpointing="selective"),
     Layout(pp=2, dp_shard=2, micro_batch=2, checkpointing="full"),
     Layout(checkpointing="selective", checkpointing_freq=2),

@@ -333,8 +333,9 @@ def recomputed(placed: PlacedJob, layer: int, once: Seconds) -> Seconds:
             share = (key + flops.get("output", 0) + up) / total if placed.saves_products else 1.0
             casts = sum(cast_s(placed, product, backward=False) for product in products.values())
             return Seconds(once.products * share, 0.0, once.other - casts * (1 - share))
-        case "selective":
-            return Seconds(products_of_s(placed, layer, "up"), 0.0, once.other / 2)
+        case "selective_up" | "selective" as kind:
+            share = 0.5 if kind == "selective_up" else 1.0
+            return Seconds(share * products_of_s(placed, layer, "up"), 0.0, once.other / 2)
         case "core_attention":
             return Seconds(0.0, once.attention, 0.0)
         case "norm_act":

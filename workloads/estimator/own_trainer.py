@@ -15,7 +15,7 @@ def is_counted(placed: PlacedJob) -> bool:
         and not job.model.linear_layers
         and job.state in ("fp32", "bf16")
         and (layout.sharding == "fsdp2" or (layout.sharding == "none" and layout.dp_shard * layout.cp == 1))
-        and layout.checkpointing in ("none", "selective", "full")
+        and layout.checkpointing in ("none", "selective_up", "selective", "full")
         and not layout.offload_optimizer
     )
 
@@ -31,15 +31,16 @@ def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
     if checkpointing == "full":
         return model.hidden_size / layout.tp
     attention, keys_values = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
-    qkv, selective = attention + keys_values, checkpointing == "selective"
+    qkv, selective = attention + keys_values, checkpointing.startswith("selective")
+    halves = {"selective": 0, "selective_up": 1}.get(checkpointing, 2)  # of the MLP's widest product
     if placed.job.manual_backward:
-        return 2 * model.hidden_size + qkv + attention + (0 if selective else 2 * model.intermediate_size)
+        return 2 * model.hidden_size + qkv + attention + halves * model.intermediate_size
     if placed.job.precision.startswith("fp8") and not selective:  # measured: GEMM inputs stay in fp8
         return 3 * model.hidden_size + qkv + attention + 2 * model.intermediate_size
     # Attention with gathered keys and values saves all ranks' tensors; ring attention saves only this rank's tensors.
     exchanged = keys_values * (1 if layout.cp_method == "ring" else layout.cp) if layout.cp > 1 else 0
     if selective:  # tensors that `parallel.stage._save_all_but` saves and the backward pass reads
-        return (2 * model.hidden_size + qkv + attention + exchanged) / layout.tp
+        return (2 * model.hidden_size + qkv + attention + exchanged + halves * model.intermediate_size) / layout.tp
     inside = 2 * qkv + attention + 3 * model.intermediate_size
     return (2 * model.hidden_size + inside + (exchanged or model.hidden_size)) / layout.tp + 2 * model.hidden_size
 

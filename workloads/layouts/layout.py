@@ -17,7 +17,7 @@ Schedule = Literal[TorchSchedule, "v_half", "v_min"]
 CONTROLLED_SCHEDULES = ("v_half", "v_min")  # these hold about a half and a third of 1F1B's activations
 V_SCHEDULES = ("zbv", "dualpipev", *CONTROLLED_SCHEDULES)
 SPLIT_SCHEDULES = ("zero_bubble", *V_SCHEDULES)  # these compute input gradients and weight gradients separately
-Checkpointing = Literal["none", "per_op", "selective", "core_attention", "norm_act", "full"]
+Checkpointing = Literal["none", "per_op", "selective_up", "selective", "core_attention", "norm_act", "full"]
 State = Literal["fp32", "amp", "bf16", "int8"]
 TensorOverlap = Literal["none", "async"]
 ContextMethod = Literal["allgather", "ring"]
@@ -54,7 +54,8 @@ class Layout:
     cp_method: ContextMethod = "allgather"
     offload_optimizer: bool = False  # the optimizer's states and step are on the host
     # What the backward pass recomputes. `per_op` is torchtitan's selective mode, `selective` is this project's mode,
-    # and `core_attention` is Megatron's mode; `norm_act` recomputes norms and activations.
+    # which recomputes gate and up (`selective_up` only up), and `core_attention` is Megatron's mode; `norm_act`
+    # recomputes norms and activations.
     checkpointing: Checkpointing = "none"
     # The number of checkpointed blocks; None for the blocks that `checkpointing_freq` selects.
     checkpointed_layers: int | None = None

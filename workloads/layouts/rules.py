@@ -245,6 +245,17 @@ def _check_checkpointing(job: Job, site: Site) -> Iterator[str]:
         yield f"checkpointing_freq {freq} recomputes none of {layers} blocks"
 
 
+def _check_selective_up(job: Job, site: Site) -> Iterator[str]:
+    if job.layout.checkpointing != "selective_up":
+        return
+    if job.model.experts:
+        yield "selective_up divides a GEMM of dense MLPs, and the model has experts: use selective"
+    if job.layout.tp > 1 and not job.manual_backward:
+        yield "selective_up does not divide the GEMM of gate and up among tp ranks: tp has to be 1"
+    if job.precision not in PLAIN_PRECISIONS and not job.manual_backward:
+        yield f"selective_up does not divide {job.precision} GEMMs of torchao's layers: use selective"
+
+
 def _check_split_backward(job: Job, site: Site) -> Iterator[str]:
     layout, schedule = job.layout, job.layout.schedule
     if schedule not in SPLIT_SCHEDULES:
@@ -253,7 +264,7 @@ def _check_split_backward(job: Job, site: Site) -> Iterator[str]:
         yield f"{schedule} does not split this loss's backward pass before torch 2.13, this is {site.torch_name}"
     if job.compiled:
         yield f"{schedule} splits the backward pass, which a compiled block does not support: compile has to be false"
-    if layout.checkpointing == "selective":
+    if layout.checkpointing in ("selective_up", "selective"):
         yield f"{schedule} goes through a block twice, which selective checkpointing does not support"
     if layout.uses_fsdp(job.state) and layout.reshard_after_forward:
         needed = "false" if layout.is_sharded or job.state == "fp32" else "false, with dp_shard above 1"
@@ -387,6 +398,7 @@ RULES = (
     Rule("the device has the data type", _check_dtype),
     Rule("the trainer has the precision", _check_own_precision, ONLY_OWN),
     Rule("checkpointing_freq selects blocks", _check_checkpointing, ONLY_OWN, is_tradable=True),
+    Rule("the GEMM of gate and up can be divided", _check_selective_up, ONLY_OWN, is_tradable=True),
     Rule("a split backward pass is supported", _check_split_backward, ONLY_OWN, is_tradable=True),
     Rule("a tied head shares a stage with the embedding", _check_tied_head, ONLY_OWN | TITAN),
     Rule("fp8 is supported", _check_low_precision, ONLY_OWN),

@@ -193,7 +193,6 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for x[batch, length, hidden_size]."""
         tokens = x.flatten(0, 1)
-        gathered = gather_rows(tokens, 0, self.group_name) if self.ranks > 1 else tokens  # overlaps the router
         logits = self.router(tokens)
         choice = choose_experts(logits, self.bias, self.shape, self.forced)
         if self.ranks > 1:
@@ -213,6 +212,8 @@ class Experts(nn.Module):
         # Weights and experts are exchanged at once, since fp32 represents expert numbers exactly.
         both = gather_rows(torch.cat([weights, choice.experts.float()], dim=1), 0, self.group_name)
         weights, experts = both.chunk(2, dim=1)
+        # Gathered last, so that the backward pass scatters these gradients first, while it computes those of weights.
+        gathered = gather_rows(tokens, 0, self.group_name)
         shared = self._shared(tokens) if self._has_shared else None  # overlaps the exchange
         local, share = experts.detach().long() - self.rank * len(self.down), len(self.down)
         order = sort_by_expert(local.where(local >= 0, share), share, self.most_rows)

@@ -45,6 +45,7 @@ class Block(nn.Module):
             self.gate_up = nn.Linear(*shape.linear("gate_up"), bias=False)
             self.down = nn.Linear(*shape.linear("down"), bias=False)
         self.attention: Attention = causal_attention
+        self.splits_gate_up = False  # into two GEMMs, of which selective_up saves one
 
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         """Return the block's output for x[batch, length, hidden_size] and the `rope_table` of its positions."""
@@ -52,7 +53,11 @@ class Block(nn.Module):
         normed = self.mlp_norm(x)
         if self.has_experts:
             return x + self.experts(normed)
-        return x + self.down(swiglu(*self.gate_up(normed).chunk(2, dim=-1)))
+        if self.splits_gate_up:
+            gate, up = (functional.linear(normed, half) for half in self.gate_up.weight.chunk(2))
+        else:
+            gate, up = self.gate_up(normed).chunk(2, dim=-1)
+        return x + self.down(swiglu(gate, up))
 
     def _attend(self, qkv: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         shape, (batch, length, _) = self.shape, qkv.shape

@@ -58,7 +58,8 @@ class ParallelParameters:
         stages_per_rank: pipeline stages per rank.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.
-        checkpointing: activations that are recomputed in the backward pass.
+        checkpointing: activations that are recomputed in the backward pass. selective_up recomputes the up projection,
+            selective also the gate projection.
         checkpointing_freq: every Nth block is checkpointed; full with 2 is torchtitan's selective_ac_option=2.
         reshard_after_forward: gather sharded weights again for the backward pass; false keeps them gathered for a step.
         tp_across_nodes: tensor parallelism may span nodes.
@@ -102,7 +103,7 @@ class ParallelParameters:
     stages_per_rank: int = degree()
     schedule: TorchSchedule = "1f1b"
     micro_batch: int = degree()
-    checkpointing: Literal["none", "selective", "full"] = "none"
+    checkpointing: Literal["none", "selective_up", "selective", "full"] = "none"
     checkpointing_freq: int = degree()
     reshard_after_forward: bool = True
     tp_across_nodes: bool = False

@@ -45,6 +45,14 @@ from workloads.precision.layers import apply_recipe, fill_buffers, gathers_fp8
 GROUPS_PER_TRIAL = 1000  # more than a layout creates
 
 
+# The compiler starts a block's collectives as early as possible and waits for them as late as possible. By default, it
+# waits immediately, although the gradients of weights need no exchanged tensor.
+OVERLAP = {
+    "reorder_for_compute_comm_overlap": True,
+    "reorder_for_compute_comm_overlap_passes": ["raise_comms", "sink_waits"],
+}
+
+
 # Asynchronous tensor parallelism: PyTorch's compiler fuses an all-gather with the following GEMMs, and a GEMM with the
 # following reduce-scatter, over memory that all ranks of the group map (symmetric memory;
 # torchtitan/distributed/compile.py enables it in the same way).
@@ -254,7 +262,7 @@ def _apply_layout(stage: Stage, spec: ModelSpec, layout: Layout, groups: Groups,
         if checkpointing != "none" and not isinstance(block, ManualBackwardBlock):
             stage.blocks[name] = CheckpointedBlock(block, checkpointing)  # type: ignore[arg-type]
     if spec.compiled and spec.block == "pytorch":
-        options = None
+        options: dict[str, Any] | None = OVERLAP if layout.tp > 1 or layout.ep > 1 else None
         if layout.tp_overlap == "async" and groups.tp_mesh is not None:
             options = enable_async_tp(groups.tp_mesh.get_group())
         # The compiler cannot store a DTensor's mesh for full recomputation (torch 2.13).

@@ -73,6 +73,7 @@ GIB = 2**30
 # The GEMMs that the backward pass recomputes.
 RECOMPUTED: dict[str, tuple[RecomputedLayer, ...]] = {
     "none": (),
+    "selective_up": ("up",),
     "selective": ("gate", "up"),
     "full": ("qkv", "attention", "output", "gate", "up"),
 }

@@ -1,6 +1,7 @@
 """A pipeline stage of a Llama, or the whole model, which layouts divide among ranks."""
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
@@ -35,14 +36,22 @@ SAVED_OPS = {
 WEIGHT_ARGUMENTS = {torch.ops.aten.mm.default: 1, torch.ops.aten.addmm.default: 2}
 
 
-def _save_all_but(widest: tuple[tuple[int, ...], ...]) -> Any:
-    """Return contexts that save SAVED_OPS and matrix products, except those with weights of the given sorted sizes."""
-    saved_ops = SAVED_OPS | find_varlen_ops()
+def _save_all_but(widest: tuple[tuple[int, ...], ...], gate: tuple[int, ...]) -> Any:
+    """Return contexts that save SAVED_OPS and matrix products, except those with weights of the sorted sizes `widest`.
 
-    def policy(_: object, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
+    Of the products with a weight of the size `gate`, only the first is saved.
+    """
+    saved_ops = SAVED_OPS | find_varlen_ops()
+    passed: Counter[bool] = Counter()  # products with that size, in the forward pass and in its recomputation
+
+    def policy(context: Any, function: Any, *args: Any, **__: object) -> CheckpointPolicy:
         is_saved = function in saved_ops
         if at := WEIGHT_ARGUMENTS.get(function):
-            is_saved = tuple(sorted(args[at].shape)) not in widest and (at == 1 or args[0].dim() == 1)
+            size = tuple(args[at].shape)
+            is_saved = tuple(sorted(size)) not in widest and (at == 1 or args[0].dim() == 1)
+            if size == gate:
+                passed[context.is_recompute] += 1
+                is_saved = passed[context.is_recompute] == 1
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
@@ -56,12 +65,14 @@ class CheckpointedBlock(nn.Module):
         self.block, self.checkpointing = block, checkpointing
         # In a block with experts, these are the weights of the shared expert.
         weights: list[Tensor] = [w for name, w in block.named_parameters() if name.endswith("gate_up.weight")]
+        block.splits_gate_up = checkpointing == "selective_up"
+        gate = (block.shape.hidden_size, block.shape.intermediate_size) if block.splits_gate_up else ()
         weights += [weight.to_local() for weight in weights if isinstance(weight, DTensor)]
         widest = tuple(sorted({tuple(sorted(weight.shape)) for weight in weights}))
         # PyTorch's cache of compiled graphs pickles the function and identifies it by this hash. Without pickling and
         # hash, every trial would compile the block again.
-        self._contexts = partial(_save_all_but, widest)
-        self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest} biases"  # type: ignore[attr-defined]
+        self._contexts = partial(_save_all_but, widest, gate)
+        self._contexts.cache_hash = f"{sorted(map(str, SAVED_OPS))} {widest} {gate} biases"  # type: ignore[attr-defined]
 
     def forward(self, *inputs: Tensor) -> Tensor:
         if self.checkpointing == "full":
@@ -78,6 +89,7 @@ class ManualBackwardBlock(Block):
     # The activations that are saved for the backward pass; the rest are recomputed.
     SAVED_ACTIVATIONS: ClassVar[dict[Checkpointing, tuple[str, ...]]] = {
         "none": ("q", "kv", "attn_out", "lse", "residual", "gate", "up"),
+        "selective_up": ("q", "kv", "attn_out", "lse", "residual", "gate"),
         "selective": ("q", "kv", "attn_out", "lse", "residual"),
         "full": (),
     }

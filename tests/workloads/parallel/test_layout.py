@@ -166,6 +166,14 @@ def test_every_stage_is_on_one_rank_and_the_ends_of_a_v_are_on_the_first(
         ({"dp_shard": 2}, {"document_tokens": 512, "precision": "fp32", "on_gpu": False}, ""),
         ({"dp_shard": 2, "cp_method": "ring"}, {}, "cp_method has to be allgather"),
         ({"cp": 2, "cp_method": "ring"}, {}, ""),
+        ({"cp": 2, "checkpointing": "selective_up"}, {}, ""),
+        ({"tp": 2, "checkpointing": "selective_up"}, {}, "tp has to be 1"),
+        (
+            {"dp_shard": 2, "checkpointing": "selective_up"},
+            {"precision": "fp8_tensorwise"},
+            "does not divide fp8",
+        ),
+        ({"dp_shard": 2, "checkpointing": "selective_up"}, {"precision": "fp8_tensorwise", "block": "manual"}, ""),
     ],
 )
 def test_what_a_layout_cannot_do_is_refused_with_the_reason(

@@ -114,6 +114,7 @@ COMPILED = [
     Layout(tp=2, micro_batch=4, checkpointing="full"),
     Layout(tp=2, micro_batch=4, checkpointing="selective"),
     Layout(cp=2, micro_batch=4, checkpointing="selective"),
+    Layout(cp=2, micro_batch=4, checkpointing="selective_up"),
     Layout(cp=2, cp_method="ring", micro_batch=4),
     Layout(pp=2, micro_batch=4),
 ]
@@ -168,12 +169,18 @@ def test_a_block_compiles_as_one_graph_or_not_at_all(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("shape", "number", "checkpointing", "repeated"),
-    [(SHAPE, 4, "none", 0), (SHAPE, 4, "selective", 1), (SHAPE, 4, "full", 3), (GPT_OSS, 2, "selective", 1)],
+    [
+        (SHAPE, 4, "none", 0),
+        (SHAPE, 4, "selective", 1),
+        (SHAPE, 5, "selective_up", 1),
+        (SHAPE, 4, "full", 3),
+        (GPT_OSS, 2, "selective", 1),
+    ],
 )
 def test_no_product_is_repeated_that_the_backward_pass_does_not_read(
     shape: Model, number: int, checkpointing: Any, repeated: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block has four, or two of experts, of which the last one gives its output."""
+    """A block has four, five with selective_up, or two of experts, of which the last one gives its output."""
     products: list[int] = []
     product = (torch.ops.gpu_sweeper.multiply_groups if shape.experts else torch.ops.aten.mm).default
 
