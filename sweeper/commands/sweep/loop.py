@@ -28,9 +28,7 @@ from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
 from sweeper.search.front import select_finalists
-from sweeper.search.neighbors import Neighbors, describe_stall
 from workloads.api.errors import describe_os_error
-from workloads.api.metrics import find_source
 from workloads.api.secrets import mask
 
 START_PATIENCE_S = 20.0
@@ -169,8 +167,6 @@ class Sweep:
         if {"time_s", "gpu_hours", "cost"} & set(self._progress.exhausted_limits()):
             return False
         in_finals = bool(self._finals_planned)
-        kept = {id(record) for record in (*self._progress.front, self._progress.best)}
-        neighbors = Neighbors(self._study.records, self._config.workload.objective)
         records = {
             number: record
             for number, record in self._study.records.items()
@@ -179,9 +175,8 @@ class Sweep:
         disturbed = [
             record
             for record in self._study.current_records
-            if record.number in records and record.number not in self._study.retried and id(record) not in kept
+            if record.number in records and record.number not in self._study.retried
             if record.status is TrialStatus.INCONCLUSIVE
-            or (record.retry is None and self._describe_stall(record, neighbors))
         ]
         gangs = 1 if in_finals else self._plan.resources.gangs
         chosen = choose_again(disturbed, records, self._study.again, gangs)
@@ -194,16 +189,8 @@ class Sweep:
         if disturbed:
             numbers = ", ".join(str(record.number) for record in disturbed[:SHOWN_DISTURBED])
             more = f" and {len(disturbed) - SHOWN_DISTURBED} more" if len(disturbed) > SHOWN_DISTURBED else ""
-            reason = "which other processes disturbed, or which are far behind similar ones"
-            self._display.note(f"again    trials {numbers}{more}, {reason}")
+            self._display.note(f"again    trials {numbers}{more}, which other processes disturbed")
         return bool(disturbed)
-
-    def _describe_stall(self, record: TrialRecord, neighbors: Neighbors | None = None) -> str:
-        """Describe how far a trial on shared CPU cores lags behind similar trials; empty if it does not."""
-        objective = self._config.workload.objective
-        if self._plan.target.is_gpu or record.remeasurement or not find_source(objective):
-            return ""
-        return describe_stall(record, self._study.records, objective, self._config.workload.direction, neighbors)
 
     def _begin_stopping(self) -> float:
         """Cancel trials that have not started. Return the time at which to cancel the running trials as well."""
@@ -301,8 +288,6 @@ class Sweep:
             return
         self._note_left(f"trial {trial.number}", str(result.where.get(LEFT, "")))
         record = self._judge.build_record(trial, result, attempts=attempt, elapsed_s=self._progress.elapsed_s)
-        if stall := self._describe_stall(record):
-            record = replace(record, status=TrialStatus.INCONCLUSIVE, reason=stall, metrics={})
         earlier = self._study.records.get(trial.retry.trial) if trial.retry else None
         record = record.weighed_against(earlier)
         self._nodes.add_record(record)
