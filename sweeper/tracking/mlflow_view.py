@@ -1,9 +1,9 @@
-"""Build a sweep's views for MLflow's web UI: one shows its trials, the other the same space on all devices.
+"""Build the view of a sweep's trials for MLflow's web UI.
 
 MLflow stores a shared view of an experiment's runs in the experiment tag `mlflow.sharedViewState.KEY` and opens the
 view if the URL contains `?viewStateShareKey=KEY`. The tag's value is the page's state as JSON, which may be compressed.
 The format is undocumented. The fields below come from `ExperimentPageUIState` and `ExperimentPageSearchFacetsState` in
-MLflow's JavaScript, and `tests/sweeper/tracking/test_mlflow_ui.py` opens the views with the installed server.
+MLflow's JavaScript, and `tests/sweeper/tracking/test_mlflow_ui.py` opens the view with the installed server.
 
 Importing MLflow takes seconds, so this module, which the driver uses, does not import it.
 """
@@ -36,7 +36,7 @@ TRIAL = "trial"  # the trial's number as a metric, because charts offer no other
 
 # Widths in pixels. At 1400 px, MLflow's menu and assistant leave 780 px for the table, 70 of them for check boxes.
 RUN_NAME_PX, CREATED_PX, DURATION_PX = 150, 45, 80
-COLUMN_PX = {PLACE: 50, mlflow_store.FRONT: 50, INTERVAL: 150, "machine": 300}
+COLUMN_PX = {PLACE: 50, mlflow_store.FRONT: 50, INTERVAL: 150}
 MIN_COLUMN_PX, MIN_METRIC_PX, MAX_COLUMN_PX = 50, 85, 140  # MLflow does not round metrics
 CHARACTER_PX, PADDING_PX = 7, 20  # widths in a column heading
 RUN_NAME, CREATED, DURATION = "attributes.`Run Name`", "runDateAndNestInfo", "duration"  # ids of MLflow's own columns
@@ -61,13 +61,11 @@ class RankedTrial:
 
 @dataclass(frozen=True)
 class SweepView:
-    """The content of a sweep's views."""
+    """The content of a sweep's view."""
 
     objective: str
-    minimize: bool
     metrics: Sequence[str]  # metric columns; the first has the winner's rate
     parameters: Sequence[str]  # parameters that vary
-    space: Mapping[str, str]  # all parameters, by column of the parent run
     ranking: Sequence[RankedTrial] = ()  # best first
     other_objectives: Sequence[str] = ()
     memory: str = ""  # the memory metric on the x-axis of a chart of the objective; empty for no chart
@@ -78,7 +76,7 @@ class SweepView:
 
 
 def is_known(version: str) -> bool:
-    """Return whether this version of MLflow is known to show the views as intended."""
+    """Return whether this version of MLflow is known to show the view as intended."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return match is not None and FIRST_VERSION <= (int(match[1]), int(match[2])) < FIRST_UNKNOWN_VERSION
 
@@ -91,16 +89,11 @@ def share_key(identity: str) -> str:
 def runs_page(experiment_id: str | None, sweep: str, key: str) -> str:
     """Return the path of the MLflow page with a sweep's runs: the view or, without a key, the list sorted by place."""
     if key:
-        return f"/{view_link(experiment_id, key)}"
+        return f"/#/experiments/{experiment_id}/runs?{MACHINE_LEARNING}&viewStateShareKey={key}"
     sweep_filter = urllib.parse.quote(mlflow_store.tag_filter({mlflow_store.SWEEP_NAME: sweep}))
     order = urllib.parse.quote(_metric_column(PLACE))
     search = f"searchFilter={sweep_filter}&orderByKey={order}&orderByAsc=true"
     return f"/#/experiments/{experiment_id}/runs?{MACHINE_LEARNING}&{search}"
-
-
-def view_link(experiment_id: str | None, key: str) -> str:
-    """Return a link to a view of an experiment's runs. The link works on every page of MLflow's UI."""
-    return f"#/experiments/{experiment_id}/runs?{MACHINE_LEARNING}&viewStateShareKey={key}"
 
 
 def encode(state: Mapping[str, Any]) -> str:
@@ -121,24 +114,6 @@ def build_trials_state(view: SweepView, study_id: str) -> dict[str, Any]:
         "orderByAsc": True,
         **_columns([*marks, rate, f"tags.`{INTERVAL}`", *parameters, *others]),
         **_charts(list(_build_charts(view))),
-    }
-
-
-def build_devices_state(view: SweepView) -> dict[str, Any]:
-    """Return the page state for all sweeps of the same space, grouped by device, with each device's best rate. Sweeps
-    of other spaces measured different work and do not belong in the same chart."""
-    best = view.metrics[0]
-    tags = mlflow_store.tag_filter({mlflow_store.KIND: mlflow_store.SWEEP_KIND})
-    params = [f"{column} = '{value}'" for column, value in view.space.items() if "'" not in value]
-    group = {"mode": "tag", "groupByData": "device"}
-    bars = {"type": "BAR", "uuid": f"bars of {best}", "metricKey": best}
-    return {
-        "searchFilter": " and ".join([tags, *params]),
-        "orderByKey": _metric_column(best),
-        "orderByAsc": view.minimize,
-        "groupBy": {"aggregateFunction": "min" if view.minimize else "max", "groupByKeys": [group]},
-        **_columns([_metric_column(best), "params.`sweep.gpus`", "tags.`machine`"]),
-        **_charts([{**bars, "displayName": "best of each device", "runsCountToCompare": RANKED_TRIALS}]),
     }
 
 

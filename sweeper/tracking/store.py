@@ -170,9 +170,9 @@ class Store:
         self._client.set_terminated(self.parent_id, status, now_ms)
 
     def write_view(self, view: SweepView, on_place: Callable[[int], None] = lambda place: None) -> str:
-        """Rank the best trials and write the sweep's views. Returns the key of the view of the trials.
+        """Rank the best trials and write the sweep's view. Returns the key of the view.
 
-        The key is empty for unknown versions of MLflow, which may not show the views as intended. `on_place` is called
+        The key is empty for unknown versions of MLflow, which may not show the view as intended. `on_place` is called
         with each place in the ranking that is written.
         """
         self._write_ranking(view.ranking, on_place)
@@ -180,19 +180,14 @@ class Store:
         self._link_sweeps(is_known)
         if not is_known:
             return ""
-        trials_key = mlflow_view.share_key(self._study_id)
-        devices = mlflow_view.build_devices_state(view)
-        devices_key = mlflow_view.share_key(devices["searchFilter"])
-        trials = mlflow_view.build_trials_state(view, self._study_id)
-        for key, state in ((trials_key, trials), (devices_key, devices)):
-            value = mlflow_view.encode(state)
-            if len(value) <= MAX_EXPERIMENT_TAG_LENGTH:
-                self._client.set_experiment_tag(self.experiment_id, mlflow_view.TAG_PREFIX + key, value)
-        link = mlflow_view.view_link(self.experiment_id, devices_key)
-        links = f"{self._describe_links(self._sweep, trials_key)}, [the same space on each device]({link})"
+        key = mlflow_view.share_key(self._study_id)
+        value = mlflow_view.encode(mlflow_view.build_trials_state(view, self._study_id))
+        if len(value) <= MAX_EXPERIMENT_TAG_LENGTH:
+            self._client.set_experiment_tag(self.experiment_id, mlflow_view.TAG_PREFIX + key, value)
+        links = self._describe_links(self._sweep, key)
         description = self._client.get_run(self.parent_id).data.tags.get(mlflow_store.DESCRIPTION, "")
         self._client.set_tag(self.parent_id, mlflow_store.DESCRIPTION, f"{links}\n\n{description}")
-        return trials_key
+        return key
 
     def _link_sweeps(self, is_known: bool) -> None:
         sweeps, links = {mlflow_store.KIND: mlflow_store.SWEEP_KIND}, list[str]()
@@ -207,7 +202,7 @@ class Store:
             self._client.set_experiment_tag(self.experiment_id, mlflow_store.DESCRIPTION, text)
 
     def _describe_links(self, sweep: str, key: str) -> str:
-        page = mlflow_view.runs_page(self.experiment_id, sweep, key).removeprefix("/")
+        page = mlflow_view.runs_page(self.experiment_id, sweep, key).removeprefix("/")  # works on every page
         return f"[{sweep}]({page}) ([charts]({page}{mlflow_view.AS_CHARTS}))"
 
     def finish_results(self, digest: str, view: str) -> None:

@@ -11,15 +11,13 @@ from tests.support.factories import trial_record
 
 
 def make_view(
-    objective: str, memory_metric: str, space: Mapping[str, str], ranking: Sequence[RankedTrial]
+    objective: str, memory_metric: str, parameters: Sequence[str], ranking: Sequence[RankedTrial]
 ) -> SweepView:
     """Return the view of a sweep with finals that maximizes `objective`."""
     return SweepView(
         objective=objective,
-        minimize=False,
         metrics=[shown_name(objective, FINAL), *map(shown_name, (objective, "mfu", memory_metric))],
-        parameters=list(space),
-        space={f"tags.`space.{name}`": text for name, text in space.items()},
+        parameters=parameters,
         ranking=ranking,
         memory=memory_metric,
     )
@@ -46,7 +44,6 @@ def write_sweep(
         fields: further fields of every trial's record.
     """
     tags = {"workload": experiment, "device": "cpu"}
-    tags |= {column.split("`")[1]: text for column, text in view.space.items()}
     parent = {"started_at": "now", "params": {}, "tags": tags, "artifacts": {}, "objectives": [view.objective]}
     store = Store(uri, experiment, "study", name, parent)
     for number, (params, metrics) in enumerate(trials):

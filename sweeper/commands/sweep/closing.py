@@ -15,7 +15,7 @@ from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED, StopRequests
 from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.commands.sweep.opening import OpenedSweep
 from sweeper.common.clock import PhaseClock
-from sweeper.common.format import exact_value, format_interval, format_number, format_phases
+from sweeper.common.format import format_interval, format_number, format_phases
 from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.pages import trial_tables
@@ -200,7 +200,7 @@ def is_attended() -> bool:
 
 def build_view(results: Results) -> SweepView:
     """Return the view of a sweep for MLflow's pages: the best trials, starting with the finalists."""
-    objective, plan, front = results.objective, results.plan, results.front
+    objective, front = results.objective, results.front
     certified = front.certified if front else ()
     rows: list[FinalistResult | FrontPoint] = [*results.finalists, *certified]
     finalists = [_rank(row, objective) for row in rows if not row.exceeded]
@@ -216,16 +216,10 @@ def build_view(results: Results) -> SweepView:
     metrics = [shown_name(objective, FINAL)] * bool(finalists) + [shown_name(name) for name in objectives]
     metrics += ["front"] * bool(front) + ["front_share"] * bool(certified)
     metrics += [shown_name(name) for name in varying if name not in objectives]
-    columns = {True: "tags.`space.{}`", False: "params.`{}`"}
     return SweepView(
         objective=objective,
-        minimize=results.direction == "minimize",
         metrics=metrics,
         parameters=trial_tables.varying_parameters(results.records),
-        space={
-            columns[name in plan.space.dimensions].format(name): exact_value(value)
-            for name, value in plan.space.described().items()
-        },
         memory=next((name for name in MEMORY_METRICS if name in varying), ""),
         ranking=[*finalists, *others[: max(0, RANKED_TRIALS - len(numbers))], *exceeding],
         other_objectives=results.other_objectives,

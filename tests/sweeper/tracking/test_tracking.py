@@ -36,7 +36,7 @@ PARENT = {
     "tags": {"workload": "probe"},
     "artifacts": {"config.yaml": "a: 1"},
 }
-VIEW = SweepView("score", False, ["score"], ["x"], {"x": "range(0,9)"}, [RankedTrial(0, {}, "1 to 2")])
+VIEW = SweepView("score", ["score"], ["x"], [RankedTrial(0, {}, "1 to 2")])
 
 
 def record(number: int) -> TrialRecord:

@@ -118,7 +118,7 @@ def write_front(folder: Path, *, limits: Mapping[str, Any] | None = None, certif
     if certified:
         final = {f"final_{name}": 25.0 for name in OBJECTIVES} | {"front_share": 0.02}
         ranked = RankedTrial(0, final, "", {"front_verdict": "dominated", "same_as": "1, 3"})
-        written.write_view(SweepView("tokens_per_s", False, ["tokens_per_s"], [], {}, [ranked]))
+        written.write_view(SweepView("tokens_per_s", ["tokens_per_s"], [], [ranked]))
 
 
 @pytest.fixture(scope="module")
