@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from workloads.api.errors import UserInputError
@@ -113,8 +112,8 @@ def fields_of_keys(names: Iterable[Name], others: Mapping[str, Sequence[str]]) -
 
 def read_table(
     rows: Iterable[Mapping[str, Any]],
-    written: Mapping[str, Callable[[Job], Any]] = MappingProxyType({}),
-    conditions: Mapping[str, Callable[[Job], bool]] = MappingProxyType({}),
+    written: Mapping[str, Callable[[Job], Any]],
+    conditions: Mapping[str, Callable[[Job], bool]],
 ) -> tuple[Name, ...]:
     """Return the keys in a TOML table, with the functions from `written` and `conditions` that they refer to."""
     names = []

@@ -246,20 +246,6 @@ def test_the_preset_of_torchtitan_writes_the_layout_that_is_estimated(pp: int) -
     assert read_layout(text, gpus=8).layout == canonical(estimated, "torchtitan").layout
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"state": "bf16", "checkpointing": "full"},
-        {"pp": 2, "dp_shard": 2, "micro_batch": 2, "global_batch": 32, "reshard_after_forward": False},
-    ],
-)
-def test_our_command_for_torchtitan_is_its_preset(values: dict[str, Any]) -> None:
-    job = example("torchtitan", **values)
-    rendered = render(job, 8, "own")
-    assert "workload=torchtitan " in rendered.text
-    assert read_layout(rendered.text).job == canonical(job, "torchtitan")
-
-
 def test_several_nodes_get_their_rank_from_the_shell() -> None:
     rendered = render(example("megatron", dp_shard=16, global_batch=32), 32)
     assert "--nnodes=4" in rendered.text
