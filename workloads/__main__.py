@@ -8,18 +8,16 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import MISSING, asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.api.errors import UserInputError
 from workloads.api.registry import load, names, unknown_reason
 from workloads.api.trial import run_trial
-from workloads.suggestions import suggest
+from workloads.api.validation import build, keys_of, read_value
 
 USAGE_ERROR = 2  # the exit code of argparse
-TYPES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
 # The presets of `python -m sweeper workload=…`: in conf/ next to this package, or where conf/ is installed.
 BESIDE = Path(__file__).resolve().parents[1]
 PRESETS = next((path for path in (BESIDE / "sweeper/conf", BESIDE / "conf") if path.is_dir()), BESIDE) / "workload"
@@ -37,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     args = parser.parse_args(arguments)
     try:
         parameters = _parse_parameters(args.workload, args.parameters)
-    except ValueError as error:
+    except UserInputError as error:
         parser.error(str(error))
     import torch
 
@@ -71,49 +69,17 @@ def format_measurement(measurement: Measurement) -> str:
     return json.dumps({**asdict(measurement), "files": files}, indent=2)
 
 
-def _parse_parameters(workload: str, pairs: Sequence[str]) -> dict[str, Scalar]:
-    if workload not in names():
-        raise ValueError(f"{workload}: {unknown_reason(workload)}")
-    parameters_class = load(workload).Parameters
-    if load(workload).Settings is not None:
-        raise ValueError(f"{workload} needs settings: run it with python -m sweeper workload={workload}")
-    annotations = get_type_hints(parameters_class)
+def _parse_parameters(name: str, pairs: Sequence[str]) -> dict[str, Scalar]:
+    if name not in names():
+        raise UserInputError(f"{name}: {unknown_reason(name)}")
+    workload = load(name)
+    if workload.Settings is not None:
+        raise UserInputError(f"{name} needs settings: run it with python -m sweeper workload={name}")
+    keys = {key.name: key for key in keys_of(workload.Parameters)}
     texts = dict(pair.partition("=")[::2] for pair in pairs)
-    if unknown := [key for key in texts if key not in annotations]:
-        raise ValueError(f"{workload} has no parameter {unknown[0]!r}. {suggest(unknown[0], annotations)}")
-    required = {item.name for item in fields(parameters_class) if item.default is item.default_factory is MISSING}
-    if missing := required - texts.keys():
-        raise ValueError(f"{workload} needs a value for {', '.join(sorted(missing))}")
-    parameters = {key: _parse_value(key, text, annotations[key]) for key, text in texts.items()}
-    for item in fields(parameters_class):
-        least, most = item.metadata.get("min", -sys.float_info.max), item.metadata.get("max", sys.float_info.max)
-        if isinstance(value := parameters.get(item.name), int | float) and not least <= value <= most:
-            allowed = f"at least {least}" if not value >= least else f"at most {most}"
-            raise ValueError(f"{workload}: {item.name}={value}: must be {allowed}")
-    try:
-        parameters_class(**parameters)
-    except ValueError as error:
-        raise ValueError(f"{workload}: {error}") from error
-    return parameters
-
-
-def _parse_value(key: str, text: str, annotation: Any) -> Scalar:
-    options = _list_options(annotation)
-    named = {"null": None, "true": True, "false": False}
-    if text in named and type(named[text]) in options:
-        return named[text]
-    for option in (kind for kind in (int, float) if kind in options):
-        with suppress(ValueError):
-            return option(text)
-    if str in options or text in options:
-        return text
-    raise ValueError(f"{key}={text}: must be {' or '.join(TYPES.get(option, str(option)) for option in options)}")
-
-
-def _list_options(annotation: Any) -> list[Any]:
-    """Return the types and values that an annotation allows."""
-    parts = get_args(annotation)
-    return [option for part in parts for option in _list_options(part)] if parts else [annotation]
+    values = {key: read_value(keys[key], text) if key in keys else text for key, text in texts.items()}
+    parameters = build(workload.Parameters, values, f"{name}: ")
+    return {key: getattr(parameters, key) for key in values}
 
 
 if __name__ == "__main__":

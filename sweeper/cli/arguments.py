@@ -11,8 +11,8 @@ from typing import Any, NoReturn, get_args
 
 from sweeper.cli.command import COMMAND_NAMES, SETTING_NAMES, SUBCOMMANDS
 from sweeper.config.schema import Config
-from sweeper.config.validation import keys_of
 from workloads.api.errors import UserInputError
+from workloads.api.validation import keys_of
 from workloads.suggestions import nearest, suggest
 
 # Names, argparse options and help texts.

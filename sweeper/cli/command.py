@@ -19,15 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
-
-import yaml
+from typing import Any, NoReturn, TypeVar, get_origin
 
 from sweeper.cli.exits import exit_with
 from sweeper.config.schema import Config
-from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from sweeper.preflight.kept_rows import FOLDER
 from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.validation import Key, attribute_docs, build, keys_of, literal_values, read_value
 from workloads.suggestions import hint, nearest, suggest
 
 T = TypeVar("T")
@@ -274,23 +272,6 @@ def _as_settings(arguments: Sequence[str]) -> list[str]:
             argument = f"config_dir={value}"
         settings.append(argument)
     return settings
-
-
-def read_value(key: Key, text: str) -> Any:
-    """Parse a value. Text stays as typed. Numbers are parsed as in YAML, and 15e12 and 2% are also valid numbers."""
-    if not text:
-        raise UserInputError(f"{key.name}=: has no value; leave it out for the default")
-    types = {key.annotation, *get_args(key.annotation)}
-    if str in types or literal_values(key.annotation):
-        return None if text == "null" and type(None) in types else text
-    try:
-        if float in types and text.endswith("%"):
-            return float(text.removesuffix("%")) / 100
-        return float(text) if text[0].isdigit() and "e" in text else yaml.safe_load(text)
-    except ValueError:
-        return text
-    except yaml.YAMLError as error:
-        raise UserInputError(f"{key.name}={text}: not a value") from error
 
 
 def _name_of(key: Key) -> str:

@@ -24,9 +24,9 @@ from sweeper.config.environment import check_name
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
 from sweeper.config.schema import Config
 from sweeper.config.space import NULL_CHOICE
-from sweeper.config.validation import keys_of
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
+from workloads.api.validation import keys_of
 
 # Sections with keys that YAML files may omit, because the schema has these keys.
 OPTIONAL_SECTIONS = (

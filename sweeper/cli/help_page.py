@@ -17,10 +17,10 @@ from sweeper.cli.explanation import explain
 from sweeper.cli.sources import GROUPS, ConfigFile, compose_groups, list_choices, loaded_files
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
-from sweeper.config.validation import Key, attribute_docs, build, keys_of, literal_values
 from workloads.api import registry
 from workloads.api.errors import UserInputError
 from workloads.api.host import version_of
+from workloads.api.validation import Key, attribute_docs, build, keys_of, literal_values
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
 MAX_DEFAULT = 70  # longest displayed default, in characters; longer defaults, such as command lines, are truncated

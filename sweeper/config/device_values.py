@@ -20,8 +20,8 @@ from sweeper.config.hardware import Target
 from sweeper.config.resolution import CONF, ResolvedConfig
 from sweeper.config.schema import Hardware
 from sweeper.config.space import Space
-from sweeper.config.validation import build
 from workloads.api.errors import UserInputError
+from workloads.api.validation import build
 from workloads.layouts.enumeration import divisors
 from workloads.suggestions import suggest
 

@@ -18,13 +18,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sweeper.config.schema import Config, Direction
 from sweeper.config.space import parse_text
-from sweeper.config.validation import build, convert
 from sweeper.metrics.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
 from workloads.api import registry
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError, first_line
 from workloads.api.metrics import METRICS
 from workloads.api.recipes import is_architecture
+from workloads.api.validation import build, convert
 from workloads.suggestions import hint
 
 RUN_SCRIPT = re.compile(r"(?:\{python\}|(?:\S*/)?(?:python[\d.]*|sh|bash)) ([\w./-]+\.(?:py|sh))(?= |$)")

@@ -28,8 +28,8 @@ from hydra.errors import HydraException
 
 from sweeper.common.format import shorten
 from sweeper.config.environment import flatten
-from sweeper.config.validation import MAX_INTEGER
 from workloads.api.errors import UserInputError
+from workloads.api.validation import MAX_INTEGER
 
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]

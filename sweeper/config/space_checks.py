@@ -11,11 +11,11 @@ from sweeper.config.device_values import apply_defaults
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.space import Choice, Dimension, Interval, Parameters, Range, Space, Value
-from sweeper.config.validation import build, check_bounds, convert
 from workloads.api import host
 from workloads.api.contract import is_path
 from workloads.api.errors import UserInputError
 from workloads.api.secrets import is_secret
+from workloads.api.validation import build, check_bounds, convert
 from workloads.suggestions import suggest
 
 POINTS = 5  # tried by a warm start; the first points gain most because they differ in the parameters that matter

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper.common.trials import TrialRecord
-from sweeper.config.validation import find_unit
 from sweeper.results.description import read_description
 from sweeper.results.stored import StoredSweep
 from sweeper.search.front import measured_interval
 from workloads.api.metrics import METRICS
+from workloads.api.validation import find_unit
 
 if TYPE_CHECKING:
     import pandas as pd

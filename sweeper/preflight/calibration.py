@@ -14,8 +14,8 @@ import yaml
 
 from sweeper.common.files import write_whole
 from sweeper.config.schema import Hardware
-from sweeper.config.validation import build
 from workloads.api.errors import UserInputError, first_line
+from workloads.api.validation import build
 from workloads.hardware.cluster import AttentionRates, Device
 
 FOLDER = "calibration"

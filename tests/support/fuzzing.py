@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
-from sweeper.config.validation import keys_of, literal_values
 from tests.conftest import REPOSITORY
 from tests.support.imports import ml_dataflow_csv, tprimat_benchmark
+from workloads.api.validation import keys_of, literal_values
 
 GROUPS = ("workload", "model", "hardware", "topology", "search")
 CHOICES = {group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in GROUPS}

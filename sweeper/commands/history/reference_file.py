@@ -12,10 +12,10 @@ from typing import Literal
 
 from sweeper.cli.command import writing
 from sweeper.common.files import write_whole
-from sweeper.config.validation import build
 from sweeper.metrics.criteria import Objective
 from sweeper.metrics.intervals import Interval
 from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.validation import build
 
 SCHEMA = 1
 SIGNIFICANT_DIGITS = 6

@@ -12,9 +12,9 @@ from sweeper.cli.help_page import render_help, sweep_rows, workload_rows
 from sweeper.cli.sources import compose_groups, loaded_files
 from sweeper.config.resolution import CONF
 from sweeper.config.schema import Config
-from sweeper.config.validation import attribute_docs, keys_of
 from tests.conftest import REPOSITORY, CommandResult, Workspace
 from workloads.api import registry
+from workloads.api.validation import attribute_docs, keys_of
 
 COMMANDS = sorted(path.stem for path in (CONF / "workload").glob("*.yaml") if "name: command" in path.read_text())
 

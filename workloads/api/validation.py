@@ -59,7 +59,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     try:
         return cls(**converted)
     except ValueError as error:  # raised by a rule in the class about several values
-        raise UserInputError(f"{prefix.rstrip('.') or 'configuration'}: {error}") from error
+        raise UserInputError(f"{prefix.rstrip('.: ') or 'configuration'}: {error}") from error
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
@@ -197,3 +197,21 @@ def literal_values(annotation: Any) -> tuple[str, ...]:
     """Return the values of a Literal or an optional Literal, or an empty tuple for any other type."""
     options = (annotation, *get_args(annotation))
     return tuple(str(value) for option in options if get_origin(option) is Literal for value in get_args(option))
+
+
+def read_value(key: Key, text: str) -> Any:
+    """Parse a value. Text stays as typed, also where it is not of the key's type. Percentages are numbers."""
+    if not text:
+        raise UserInputError(f"{key.name}=: has no value; leave it out for the default")
+    types = {key.annotation, *get_args(key.annotation)}
+    if text == "null" and type(None) in types:
+        return None
+    if str in types or literal_values(key.annotation):
+        return text
+    if bool in types:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    with contextlib.suppress(ValueError):
+        if float in types and text.endswith("%"):
+            return float(text.removesuffix("%")) / 100
+        return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
+    return text
