@@ -155,11 +155,10 @@ def compare_sources(series: Mapping[str, Mapping[int, float]]) -> dict[str, dict
     return {name: dict(zip(common, times_s[name] / others[name], strict=True)) for name in times_s if len(common)}
 
 
-def find_slow_sources(series: Mapping[str, Mapping[int, float]]) -> dict[str, Finding]:
-    """Return the sources, such as ranks, that take longer per step than the median of the other sources. `series` maps
-    each source to its step times in seconds, by step number."""
+def find_slow_sources(compared: Mapping[str, Mapping[int, float]]) -> dict[str, Finding]:
+    """Return the sources, such as ranks, that take longer per step than the others. See `compare_sources`."""
     found = {}
-    for name, ratios in compare_sources(series).items():
+    for name, ratios in compared.items():
         common = list(ratios)
         if len(common) < 2 * STEPS_OF_BLOCK:
             return {}

@@ -6,7 +6,7 @@ from html import escape
 from sweeper.common.format import format_number
 from sweeper.pages.trial_tables import Rows, finalist_rows, format_counts, front_rows, trial_rows
 from sweeper.results.stored import StoredSweep
-from sweeper.search.finals import finalist_results, find_exceeded
+from sweeper.search.finals import finalist_results
 from workloads.api.metrics import get_metric
 
 SHOWN_TRIALS = 10
@@ -20,10 +20,9 @@ def build_html(stored: StoredSweep) -> str:
     front, objective = stored.front, criteria.objective
     numbers = front.numbers if front else []
     tables = [trial_rows(ranked[:SHOWN_TRIALS], objective, criteria.metrics[1:], numbers)] if ranked else []
-    exceeded = find_exceeded(ranked[:top], records, criteria)
     if front:
         tables.append(front_rows(front, criteria.metrics))
-    elif finalists := finalist_results(ranked, top, records, objective, criteria.direction, exceeded):
+    elif finalists := finalist_results(ranked, top, records, criteria):
         tables.append(finalist_rows(finalists, objective))
     counts = Counter(record.status for record in records if not record.remeasurement)
     heading = f"<p><b>{escape(stored.name)}</b>: {format_counts(counts)}</p>"

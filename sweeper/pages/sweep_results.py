@@ -17,7 +17,7 @@ from sweeper.pages import per_gpu, trial_tables
 from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
 from sweeper.preflight.sweep_plan import SweepPlan
-from sweeper.search.finals import FinalistResult, finalist_results, find_exceeded
+from sweeper.search.finals import FinalistResult, finalist_results
 from sweeper.search.front import Front, FrontPoint, measure_front
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
@@ -44,10 +44,6 @@ class Results:
         records, best = study.current_records, progress.ranked_trials()
         criteria, finals = plan.criteria, plan.config.finals
         searched = [record for record in records if not record.remeasurement]
-        finalists = []
-        if not criteria.has_front:
-            exceeded = find_exceeded(best[: finals.top], records, criteria)
-            finalists = finalist_results(best, finals.top, records, criteria.objective, criteria.direction, exceeded)
         return Results(
             plan=plan,
             counts=Counter(record.status for record in searched),
@@ -55,7 +51,7 @@ class Results:
             remeasured=[record for record in records if record.remeasurement],
             earlier_attempts=[record for record in study.records.values() if record.number in study.replaced],
             best=best,
-            finalists=finalists,
+            finalists=[] if criteria.has_front else finalist_results(best, finals.top, records, criteria),
             gpus=per_gpu.per_gpu_results(records),
             front=measure_front(best, records, criteria, finals.top),
         )

@@ -80,30 +80,30 @@ def finalist_results(
     ranked: Sequence[TrialRecord],
     top: int,
     records: Iterable[TrialRecord],
-    objective: str,
-    direction: str,
-    exceeded: Mapping[int, tuple[str, ...]] | None = None,
+    criteria: Criteria,
 ) -> list[FinalistResult]:
     """Return the finalists' results, best first, from the rounds that all finalists completed.
 
     Finalists with fewer than two complete rounds are left out. The result is empty if the rest have fewer than two
-    rounds in common. Finalists in `exceeded` (limits by trial number) come last. `ranked` lists the complete trials of
-    the search, best first. `records` includes the finals.
+    rounds in common. Finalists beyond a limit come last. `ranked` lists the complete trials of the search, best first.
+    `records` includes the finals.
     """
+    records = list(records)
     finalists = {record.number: record for record in ranked[:top]}
     if not finalists:
         return []
-    by_round = objective_by_round(ranked[:top], records, objective)
+    by_round = objective_by_round(ranked[:top], records, criteria.objective)
     measured = {number: rounds for number, rounds in by_round.items() if len(rounds) > 1}
     common = sorted(set.intersection(*map(set, measured.values()))) if measured else []
     if len(common) < 2:
         return []
     values = {number: np.array([rounds[n] for n in common]) for number, rounds in measured.items()}
-    beyond = {number: limits for number, limits in (exceeded or {}).items() if limits}
-    compared = compare_rounds(values, 1 if direction == "maximize" else -1, beyond)
+    exceeded = find_exceeded(ranked[:top], records, criteria)
+    beyond = [number for number, limits in exceeded.items() if limits]
+    compared = compare_rounds(values, 1 if criteria.direction == "maximize" else -1, beyond)
     ratios = {number: float(rounds.max()) / (float(rounds.min()) or math.inf) for number, rounds in values.items()}
     return [
-        FinalistResult(finalists[number], value, behind, len(common), beyond.get(number, ()), ratios[number])
+        FinalistResult(finalists[number], value, behind, len(common), exceeded[number], ratios[number])
         for number, (value, behind) in compared.items()
     ]
 

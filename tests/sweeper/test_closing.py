@@ -34,10 +34,13 @@ def make_results(exceeded: Mapping[int, tuple[str, ...]] | None = None) -> Resul
         )
         for number, (n, (trial, speed)) in enumerate(itertools.product(range(3), ROUNDS.items()), start=len(SPEEDS))
     ]
-    best = Criteria.of({"tokens_per_s": "maximize"}).rank(searched)
+    criteria = Criteria.of({"tokens_per_s": "maximize"})
+    best = criteria.rank(searched)
     workload = SimpleNamespace(name="parallel", objective="tokens_per_s", direction="maximize")
     plan = SimpleNamespace(config=SimpleNamespace(workload=workload), space=Space({"x": Choice((0, 1, 2, 3))}))
-    finalists = finalist_results(best, 2, [*searched, *remeasured], "tokens_per_s", "maximize", exceeded)
+    finalists = finalist_results(best, 2, [*searched, *remeasured], criteria)
+    finalists = [replace(row, exceeded=(exceeded or {}).get(row.trial.number, ())) for row in finalists]
+    finalists.sort(key=lambda row: bool(row.exceeded))
     return Results(plan, {}, searched, remeasured, [], best, finalists, [])  # type: ignore[arg-type]
 
 

@@ -214,12 +214,13 @@ def describe_sources(sources: Sequence[Source]) -> Iterator[str]:
     """Yield a line for each rank or host that is slower than the others, or becomes slower than they are."""
     last = max(source.steps[-1].number for source in sources)
     series = {source.name: source.times_s for source in sources if source.steps[-1].number >= EARLY * last}
-    slow = find_slow_sources(series)
+    compared = compare_sources(series)
+    slow = find_slow_sources(compared)
     for name, finding in slow.items():
         longer = f"{finding.share:.1%} longer than the others (95% {finding.low:.1%} to {finding.high:.1%})"
         text = f"slow source: {name or 'lines without a rank'} takes {longer}"
         yield f"{text}. Likely: its GPU, its host or its links; sweeper accept measures each alone"
-    for name, ratios in (compare_sources(series) if not slow else {}).items():
+    for name, ratios in ({} if slow else compared).items():
         for finding in find_unusual(list(ratios), list(ratios.values())):
             # Each of many ranks has a chance of a false alarm, so a finding must be large and last.
             if finding.kind in ("drift", "jump") and finding.low > WORTH_OF_RANK:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sweeper.metrics.step_series import FEWEST, find_period, find_slow_sources, find_unusual
+from sweeper.metrics.step_series import FEWEST, compare_sources, find_period, find_slow_sources, find_unusual
 from tests.conftest import examples
 
 STEPS = 400
@@ -80,6 +80,6 @@ def test_a_period_is_that_of_most_slow_steps_with_nearly_no_gap(places: list[int
 def test_the_source_that_takes_longer_in_the_same_steps_is_found_though_all_drift_together() -> None:
     shared = series(0.2 * PLACE / STEPS)
     ranks = {f"rank{n}": dict(enumerate(shared * series(0.04 * (n == 2), 0.005, n))) for n in range(4)}
-    found = find_slow_sources(ranks)
+    found = find_slow_sources(compare_sources(ranks))
     assert list(found) == ["rank2"] and found["rank2"].share == pytest.approx(0.04, abs=0.005)
-    assert find_slow_sources({name: own for name, own in ranks.items() if name != "rank2"}) == {}
+    assert not find_slow_sources(compare_sources({name: own for name, own in ranks.items() if name != "rank2"}))

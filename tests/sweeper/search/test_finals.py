@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.coverage import measure_finals
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
+from sweeper.metrics.criteria import Criteria
 from sweeper.pages.trial_tables import finalist_rows
 from sweeper.search.finals import compare_rounds, describe_disturbed, finalist_results, pending_remeasurements
 from tests.conftest import Workspace, examples, wait_for
@@ -67,7 +68,7 @@ def test_drift_that_all_finalists_share_does_not_hide_the_winner() -> None:
     drift = [1.0, 0.9, 0.8, 0.7, 0.6]
     base_rates = {7: 9.8, 3: 10.0, 5: 9.7}
     records = records_of_rounds({number: [rate * factor for factor in drift] for number, rate in base_rates.items()})
-    results = finalist_results(RANKED, 3, records, "rate", "maximize")
+    results = finalist_results(RANKED, 3, records, Criteria.of({"rate": "maximize"}))
     assert [result.trial.number for result in results] == [3, 7, 5]
     assert not any(result.tied for result in results[1:])
     assert results[1].behind.value == pytest.approx(1 - 9.8 / 10)
@@ -75,7 +76,7 @@ def test_drift_that_all_finalists_share_does_not_hide_the_winner() -> None:
 
 def test_finalists_that_differ_by_noise_are_tied() -> None:
     records = records_of_rounds({7: [10, 9, 10, 9, 10], 3: [9, 10, 9, 10, 9.5]})
-    results = finalist_results(RANKED, 2, records, "rate", "maximize")
+    results = finalist_results(RANKED, 2, records, Criteria.of({"rate": "maximize"}))
     assert [result.tied for result in results[1:]] == [True]
     assert results[0].value.low < results[0].value.value < results[0].value.high
 
@@ -90,26 +91,26 @@ def test_a_clear_winner_of_five_finalists_is_told_apart() -> None:
     rates = {number: [base * (1 + 0.001 * wobble) for wobble in (1, -1, 0, 1, -1)] for number, base in BASES.items()}
     rates[9] = [9.0, 9.01, 8.99, 9.02, 9.0]
     ranked = [*RANKED, record(9, 4.0)]
-    results = finalist_results(ranked, 5, records_of_rounds(rates), "rate", "maximize")
+    results = finalist_results(ranked, 5, records_of_rounds(rates), Criteria.of({"rate": "maximize"}))
     assert results[0].trial.number == 7 and not any(result.tied for result in results[1:])
 
 
 def test_the_smallest_value_wins_when_the_objective_is_minimized() -> None:
     records = records_of_rounds({7: [2.0, 2.1, 2.0], 3: [1.0, 1.1, 1.0]})
-    results = finalist_results(RANKED, 2, records, "rate", "minimize")
+    results = finalist_results(RANKED, 2, records, Criteria.of({"rate": "minimize"}))
     assert [result.trial.number for result in results] == [3, 7] and not results[1].tied
 
 
 def test_only_rounds_that_all_finalists_completed_are_compared() -> None:
     records = records_of_rounds({7: [10, 10, 10], 3: [9, 9, 9]})
     records[-1] = record(999, 0, records[-1].remeasurement, TrialStatus.FAILED)
-    assert {result.rounds for result in finalist_results(RANKED, 2, records, "rate", "maximize")} == {2}
+    assert {result.rounds for result in finalist_results(RANKED, 2, records, Criteria.of({"rate": "maximize"}))} == {2}
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_two_rounds_give_a_mean_and_no_interval(rounds: int) -> None:
     records = records_of_rounds({7: [8.0, 12.5, 10.0][:rounds], 3: [8.0, 12.5, 10.0][:rounds]})
-    results = finalist_results(RANKED, 2, records, "rate", "maximize")
+    results = finalist_results(RANKED, 2, records, Criteria.of({"rate": "maximize"}))
     assert [result.value.value for result in results] == [pytest.approx(10.0)] * 2 and results[1].tied
     cells = finalist_rows(results, "rate").cells[1][-5:]
     assert cells == (["—", "—", "0.00", "—", "—"] if rounds == 2 else ["5.745", "17.41", "0.00", "0.00", "0.00"])
@@ -118,13 +119,13 @@ def test_two_rounds_give_a_mean_and_no_interval(rounds: int) -> None:
 @pytest.mark.parametrize(("rates", "is_doubtful"), [([6892.0, 85725.0, 94608.0], True), ([80.0, 100.0, 110.0], False)])
 def test_rounds_that_differ_by_more_than_noise_make_a_final_doubtful(rates: list[float], is_doubtful: bool) -> None:
     finals = records_of_rounds({7: rates, 3: [9.0, 9.1, 9.2]})
-    text = describe_disturbed(finalist_results(RANKED, 2, [*RANKED, *finals], "rate", "maximize"))
+    text = describe_disturbed(finalist_results(RANKED, 2, [*RANKED, *finals], Criteria.of({"rate": "maximize"})))
     assert ("the rounds of a trial differ, trial 7 13.7 times" in text) == is_doubtful == bool(text)
 
 
 def test_finalists_of_the_same_value_keep_the_order_of_the_search() -> None:
     records = records_of_rounds({3: [9.0, 9.0], 7: [9.0, 9.0]})
-    results = finalist_results(RANKED, 2, records, "rate", "maximize")
+    results = finalist_results(RANKED, 2, records, Criteria.of({"rate": "maximize"}))
     assert [result.trial.number for result in results] == [7, 3] and results[1].tied
 
 
@@ -133,8 +134,8 @@ def test_finalists_of_the_same_value_keep_the_order_of_the_search() -> None:
 def test_changing_the_unit_changes_no_verdict(rates: list[float], unit: float) -> None:
     by_finalist = {7: rates, 3: rates[::-1]}
     scaled = {number: [rate * unit for rate in values] for number, values in by_finalist.items()}
-    results = finalist_results(RANKED, 2, records_of_rounds(by_finalist), "rate", "maximize")
-    scaled_results = finalist_results(RANKED, 2, records_of_rounds(scaled), "rate", "maximize")
+    results = finalist_results(RANKED, 2, records_of_rounds(by_finalist), Criteria.of({"rate": "maximize"}))
+    scaled_results = finalist_results(RANKED, 2, records_of_rounds(scaled), Criteria.of({"rate": "maximize"}))
     ties = {result.trial.number: result.tied for result in results[1:]}
     assert ties == {result.trial.number: result.tied for result in scaled_results[1:]} or (
         results[0].value.value == pytest.approx(results[1].value.value)
@@ -144,7 +145,7 @@ def test_changing_the_unit_changes_no_verdict(rates: list[float], unit: float) -
 @given(st.lists(st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), min_size=3, max_size=8))
 def test_behind_is_one_minus_the_ratio_to_the_leaders_value(pairs: list[tuple[float, float]]) -> None:
     records = records_of_rounds({7: [first for first, _ in pairs], 3: [second for _, second in pairs]})
-    leader, other = finalist_results(RANKED, 2, records, "rate", "maximize")
+    leader, other = finalist_results(RANKED, 2, records, Criteria.of({"rate": "maximize"}))
     assert leader.value.low > 0 and other.value.low > 0
     assert other.behind.value == pytest.approx(1 - other.value.value / leader.value.value, abs=1e-9)
 
