@@ -190,11 +190,11 @@ class Results:
         if not self.has_plots:
             return []
         from sweeper.pages import search_plots  # plotly and pandas take a second; a small search does not need them
-        from sweeper.pages.front_plot import build_front_plot
+        from sweeper.pages.front_plot import build_front_chart
 
         in_order, front = sorted(self.best, key=lambda record: record.number), None
         if self.front:
-            front = build_front_plot(in_order, (self.objective, *self.other_objectives), self.front.numbers)
+            front = build_front_chart(in_order, (self.objective, *self.other_objectives), self.front.numbers)
         folder = self.plan.folder / "plots"
         return search_plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
 

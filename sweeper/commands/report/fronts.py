@@ -7,7 +7,7 @@ computed from the measurements of the search.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -16,7 +16,7 @@ from sweeper.commands.report.notes import NOTES
 from sweeper.common.format import count
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.criteria import Criteria
-from sweeper.pages.front_plot import FrontPlot, build_front_plot, build_panel_figures
+from sweeper.pages.front_plot import build_front_chart
 from sweeper.pages.html_page import Chart, Table
 from sweeper.pages.trial_tables import front_rows
 from sweeper.results.mlflow_results import Stored
@@ -36,13 +36,10 @@ class SweepFront:
     front: Front
 
     @property
-    def plot(self) -> FrontPlot:
-        return build_front_plot(self.records, self.criteria.metrics, self.front.numbers)
-
-    @property
     def chart(self) -> Chart:
         """A chart with one figure for each pair of objectives."""
-        return Chart(f"Pareto front of {self.sweep}", build_panel_figures(self.plot), NOTES["picture"])
+        chart = build_front_chart(self.records, self.criteria.metrics, self.front.numbers)
+        return replace(chart, title=f"Pareto front of {self.sweep}", note=NOTES["picture"])
 
     @property
     def table(self) -> Table:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from sweeper.commands.report.fronts import SweepFront
 from sweeper.commands.report.platform_panels import build_chart
-from sweeper.pages.front_plot import build_panel_figures
 from sweeper.pages.image import write_image
 from sweeper.results.ranking import BestResult, group_by_work, sort_by_platform
 
@@ -25,9 +24,9 @@ def write_images(results: Sequence[BestResult], fronts: Sequence[SweepFront], pa
         write_image(work_path, chart.figures, columns, panel_in, work, chart.note)
         yield work_path
     for front in fronts:
-        figures = build_panel_figures(front.plot)
+        chart = front.chart
         front_path = _name(path, f"front {front.sweep}")
-        write_image(front_path, figures, len(figures), FRONT_PANEL_IN, front.plot.title)
+        write_image(front_path, chart.figures, len(chart.figures), FRONT_PANEL_IN, chart.title)
         yield front_path
 
 

@@ -6,24 +6,24 @@ import pytest
 from optuna.distributions import IntDistribution
 
 from sweeper.pages import search_plots
-from sweeper.pages.front_plot import FrontPlot, build_front_plot, build_panel_figures
+from sweeper.pages.front_plot import build_front_chart
+from sweeper.pages.html_page import Chart
 from tests.support.factories import trial_record
 
 METRICS = ("tokens_per_s", "peak_device_gib", "mfu")
 
 
-def make_plot(objectives: int) -> FrontPlot:
+def make_chart(objectives: int) -> Chart:
     records = [
         trial_record(n, metrics={"tokens_per_s": 10.0 + n, "peak_device_gib": float(n % 7), "mfu": 0.1 * (n % 3)})
         for n in range(20)
     ]
-    return build_front_plot(records, METRICS[:objectives], {14, 19, 18})
+    return build_front_chart(records, METRICS[:objectives], {14, 19, 18})
 
 
 @pytest.mark.parametrize(("objectives", "panels"), [(2, 1), (3, 3)])
 def test_each_pair_of_objectives_has_a_panel_with_the_front_in_order(objectives: int, panels: int) -> None:
-    plot = make_plot(objectives)
-    figures = build_panel_figures(plot)
+    figures = make_chart(objectives).figures
     assert len(figures) == panels and all(len(figure.data) == 2 for figure in figures)
     figure = figures[0]
     assert [*figure.data[1].hovertext] == ["trial 14: x=14", "trial 18: x=18", "trial 19: x=19"]
@@ -37,14 +37,13 @@ def test_each_pair_of_objectives_has_a_panel_with_the_front_in_order(objectives:
 
 def test_values_of_different_magnitudes_have_a_logarithmic_axis() -> None:
     records = [trial_record(n, metrics={"tflops": 10.0**-n, "loss": 1.0 + n}) for n in range(4)]
-    plot = build_front_plot(records, ("tflops", "loss"), {0})
-    (figure,) = build_panel_figures(plot)
+    (figure,) = build_front_chart(records, ("tflops", "loss"), {0}).figures
     assert (figure.layout.yaxis.type, figure.layout.xaxis.type) == ("log", "linear")
 
 
 def test_the_plots_of_a_sweep_begin_with_its_front(tmp_path: Path) -> None:
     records = [trial_record(n, metrics={"tokens_per_s": 10.0 + n, "peak_device_gib": float(n % 7)}) for n in range(20)]
-    front = build_front_plot(records, METRICS[:2], {14, 19})
+    front = build_front_chart(records, METRICS[:2], {14, 19})
     paths = search_plots.draw(tmp_path, records, {"x": IntDistribution(0, 20)}, "tokens_per_s", "maximize", front)
     assert tmp_path / "front.png" in paths and (tmp_path / "front.png").stat().st_size > 10_000
     page = (tmp_path / "plots.html").read_text()

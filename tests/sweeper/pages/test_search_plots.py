@@ -55,28 +55,41 @@ def test_trials_of_equal_speed_have_no_importances(tmp_path: Path) -> None:
     assert {path.name for path in paths} == {*IMAGES, "plots.html"} - {"importances.png"}
 
 
+def build_chart(name: str, records: list[TrialRecord], direction: str) -> Any:
+    """Return the data of a chart's figure, and its layout."""
+    (figure,) = dict(search_plots.build_charts(records, DISTRIBUTIONS, "tflops", direction))[name].figures
+    return figure.data[0], figure.layout
+
+
 def test_a_cell_of_the_heatmap_has_the_best_value_of_its_trials() -> None:
     records = make_records([(0, "low", 3.0), (0, "low", 1.0), (10, "high", 2.0)])
     for direction, best_of_low in (("maximize", 3.0), ("minimize", 1.0)):
-        search = search_plots.build_search_result(records, DISTRIBUTIONS, "tflops", direction)
-        assert search.heatmap is not None
-        x, y, best = search.heatmap
-        assert (x.title, y.title, x.labels, y.labels) == ("m", "n", ["0", "10"], ["high", "low"])
-        assert np.array_equal(best, [[np.nan, 2.0], [best_of_low, np.nan]], equal_nan=True)
+        cells, layout = build_chart("heatmap", records, direction)
+        assert (layout.xaxis.title.text, layout.yaxis.title.text) == ("m", "n")
+        assert (cells.x, cells.y) == (("0", "10"), ("high", "low"))
+        assert np.array_equal(cells.z, [[np.nan, 2.0], [best_of_low, np.nan]], equal_nan=True)
 
 
 def test_many_numbers_share_the_cells_of_the_heatmap() -> None:
-    search = search_plots.build_search_result(make_search(40), DISTRIBUTIONS, "tflops", "maximize")
-    assert search.heatmap is not None
-    x, _, best = search.heatmap
-    assert len(x.labels) == search_plots.MAX_CELLS and best.shape == (2, search_plots.MAX_CELLS)
-    assert np.nanmax(best) == best[0, -1] == 39.0  # m=390, n=high
+    cells, _ = build_chart("heatmap", make_search(40), "maximize")
+    assert len(cells.x) == search_plots.MAX_CELLS and cells.z.shape == (2, search_plots.MAX_CELLS)
+    assert np.nanmax(cells.z) == cells.z[0, -1] == 39.0  # m=390, n=high
 
 
 def test_the_highest_rank_is_the_best_trial_in_either_direction() -> None:
     for direction, best in (("maximize", 39), ("minimize", 0)):
-        search = search_plots.build_search_result(make_search(40), DISTRIBUTIONS, "tflops", direction)
-        assert search.ranks.idxmax() == best and search.importances["m"] > 0.9 > 0.1 > search.importances["n"]
+        lines, _ = build_chart("parallel_coordinates", make_search(40), direction)
+        values = [*lines.dimensions[-1]["values"]]
+        assert values[int(np.argmax(lines.line.color))] == best
+        bars, _ = build_chart("importances", make_search(40), direction)
+        importances = dict(zip(bars.y, bars.x, strict=True))
+        assert importances["m"] > 0.9 > 0.1 > importances["n"]
+
+
+def test_numbers_that_are_text_are_drawn_as_numbers() -> None:
+    records = [trial_record(i, {"m": str(i % 3 * 500 + 8), "n": "high"}, metrics={"tflops": i}) for i in range(20)]
+    figure = dict(search_plots.build_charts(records, DISTRIBUTIONS, "tflops", "maximize"))["slice"].figures[0]
+    assert set(figure.data[0].x) == {8, 508, 1008} and figure.layout.xaxis.type == "log"
 
 
 def test_any_number_of_parameters_has_its_panels(tmp_path: Path) -> None:
