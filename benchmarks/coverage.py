@@ -123,7 +123,7 @@ def measure_verdicts(case: str, loss: float, simulations: int, seed: int) -> Cou
     counts = Counter[Verdict]()
     for _ in range(simulations):
         before, after = (_measure_sweep(BASELINE_CASES[case], speed, random) for speed in (1.0, 1.0 - loss))
-        counts[judge(before, after, Gate()).verdict] += 1
+        counts[judge([before], [after], Gate()).verdict] += 1
     return Counter({verdict: 100 * count / simulations for verdict, count in counts.items()})
 
 

@@ -73,10 +73,14 @@ def find_change(comparison: Comparison, objective: Objective) -> Interval:
     return Interval(*(1 / bound for bound in (ratio.value, ratio.high, ratio.low)))
 
 
-def judge(before: Interval, after: Interval, gate: Gate, *, less_is_better: bool = False) -> Comparison:
-    """Compare `after` with `before`, treating each as a separate run."""
-    earlier, new = (run_of_interval(*value.bounds, less_is_better=less_is_better) for value in (before, after))
-    return compare_runs([earlier], [new], gate)
+def judge(
+    before: Sequence[Interval], after: Sequence[Interval], gate: Gate, *, less_is_better: bool = False
+) -> Comparison:
+    """Compare the runs `after` with the runs `before`. Each value is that of a run."""
+    earlier, new = (
+        [run_of_interval(*value.bounds, less_is_better=less_is_better) for value in side] for side in (before, after)
+    )
+    return compare_runs(earlier, new, gate)
 
 
 def describe_spread(comparison: Comparison) -> str:

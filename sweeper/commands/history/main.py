@@ -118,11 +118,11 @@ def compare_runs(request: CompareRequest) -> int:
 
     gate = Gate(request.threshold, request.between_runs)
     known = reference_file.read(request.path)
-    compared = new_runs.compare(known, read_runs(request), gate)
-    works = output.describe_works(compared)
+    runs = read_runs(request)
+    works = new_runs.compare(known, runs, gate)
     text, verdict = describe_comparison(works, gate)
     if verdict is None:
-        raise UserInputError(f"file={request.path}: {compared[0].new[-1].sweep}: {compared[0].reason}")
+        raise UserInputError(f"file={request.path}: {runs[0].run.sweep}: {works[0].detail}")
     note = f"At a threshold of {gate.threshold:.3g}, against the runs of {request.path.name}."
     print(text)
     if request.markdown:

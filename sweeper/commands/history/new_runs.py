@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
+from sweeper.commands.history.output import describe_level, label_series
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, round_value
 from sweeper.results import ranking
-from sweeper.results.comparison import find_change, word_verdict
+from sweeper.results.comparison import ComparedWork, describe_spread, find_change, judge, word_verdict
 from sweeper.results.mlflow_results import Stored
-from sweeper.results.runs import Comparison, Gate, Verdict, compare_runs, run_of_interval
+from sweeper.results.runs import Comparison, Gate, Verdict
 from workloads.api.errors import UserInputError
 from workloads.suggestions import suggest
 
@@ -23,17 +23,6 @@ class NewRun:
 
     identity: Identity
     run: RecordedRun
-
-
-@dataclass(frozen=True)
-class Compared:
-    """New runs of one series, compared with the earlier runs of the series."""
-
-    identity: Identity
-    new: tuple[RecordedRun, ...]
-    earlier: tuple[RecordedRun, ...]
-    result: Comparison | None = None  # None if there are no earlier runs
-    reason: str = ""  # why there are no earlier runs, such as differences from the most similar work
 
 
 def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
@@ -91,24 +80,38 @@ def _build_run(sweep: dict[Any, Any], result: ranking.BestResult) -> NewRun:
     return NewRun(identity, run)
 
 
-def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[Compared]:
+def compare(history: History, runs: Sequence[NewRun], gate: Gate) -> list[ComparedWork]:
     """Compare the new runs of each series with the current level of the series. Series without a level come last."""
-    compared = []
-    for identity, new in _group(runs):
+    groups = _group(runs)
+    works = []
+    for (identity, new), label in zip(groups, label_series([identity for identity, _ in groups]), strict=True):
         series = history.find(identity)
-        earlier = tuple(run for run in series.level if not any(map(run.is_same, new))) if series else ()
-        if earlier:
-            compared.append(Compared(identity, new, earlier, _compare(identity, earlier, new, gate)))
-            continue
-        reason = "the history is empty: `python -m sweeper history append` adds the last sweep"
-        if series:
-            reason = "the history has no other run of this work at its present level"
-        elif history.series:
-            known = [ranking.describe_differences(identity.details, one.identity.details) for one in history.series]
-            closest = min(known, key=len)
-            reason = f"not in the history: {'; '.join(closest)}"
-        compared.append(Compared(identity, new, (), reason=reason))
-    return sorted(compared, key=lambda item: item.result is None)
+        earlier = [run for run in series.level if not any(map(run.is_same, new))] if series else []
+        result = _compare(identity, earlier, new, gate) if earlier else None
+        works.append(
+            ComparedWork(
+                work=label,
+                device=identity.hardware,
+                objective=identity.objective,
+                now=describe_level(identity, new),
+                earlier=describe_level(identity, earlier) if earlier else "",
+                result=result,
+                detail=describe_spread(result) if result else _explain_absence(history, identity),
+                changed=", ".join(new[-1].list_changes(earlier[-1])) if earlier else "",
+            )
+        )
+    return sorted(works, key=lambda work: work.result is None)
+
+
+def _explain_absence(history: History, identity: Identity) -> str:
+    """Return why there are no earlier runs, such as differences from the most similar work."""
+    if history.find(identity):
+        return "the history has no other run of this work at its present level"
+    if not history.series:
+        return "the history is empty: `python -m sweeper history append` adds the last sweep"
+    known = [ranking.describe_differences(identity.details, one.identity.details) for one in history.series]
+    closest = min(known, key=len)
+    return f"not in the history: {'; '.join(closest)}"
 
 
 def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: bool) -> History:
@@ -135,15 +138,12 @@ def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: b
     return history
 
 
-def _group(runs: Sequence[NewRun]) -> list[tuple[Identity, tuple[RecordedRun, ...]]]:
-    identities: list[Identity] = []
-    for new in runs:
-        if new.identity not in identities:
-            identities.append(new.identity)
-    return [(identity, tuple(new.run for new in runs if new.identity == identity)) for identity in identities]
+def _group(runs: Sequence[NewRun]) -> list[tuple[Identity, list[RecordedRun]]]:
+    identities = [new.identity for new in runs]
+    distinct = [identity for place, identity in enumerate(identities) if identity not in identities[:place]]
+    return [(identity, [new.run for new in runs if new.identity == identity]) for identity in distinct]
 
 
 def _compare(identity: Identity, earlier: Sequence[RecordedRun], new: Sequence[RecordedRun], gate: Gate) -> Comparison:
-    read = partial(run_of_interval, less_is_better=identity.direction == "minimize")
-    before, after = ([read(*run.interval.bounds) for run in side] for side in (earlier, new))
-    return compare_runs(before, after, gate)
+    before, after = ([run.interval for run in side] for side in (earlier, new))
+    return judge(before, after, gate, less_is_better=identity.direction == "minimize")

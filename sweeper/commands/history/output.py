@@ -4,13 +4,12 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from sweeper.commands.history.new_runs import Compared
 from sweeper.commands.history.reference_file import History, Identity, RecordedRun, Series
 from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages import junit
 from sweeper.pages.html_page import Table
 from sweeper.pages.trial_tables import markdown_of
-from sweeper.results.comparison import ComparedWork, describe_spread
+from sweeper.results.comparison import ComparedWork
 from sweeper.results.ranking import label_works
 from sweeper.results.runs import Verdict
 
@@ -19,39 +18,15 @@ CASES = {Verdict.FASTER: junit.PASSED, Verdict.NOT_SLOWER: junit.PASSED, Verdict
 MIN_COLUMNS = 4  # work, device, level and unit are shown even in a narrow terminal
 
 
-def describe_works(compared: Sequence[Compared]) -> list[ComparedWork]:
-    """Describe each compared series as text."""
-    works = []
-    for item, label in zip(compared, label_series([item.identity for item in compared]), strict=True):
-        identity, result = item.identity, item.result
-        works.append(
-            ComparedWork(
-                work=label,
-                device=identity.hardware,
-                objective=identity.objective,
-                now=_describe_level(identity, item.new),
-                earlier=_describe_level(identity, item.earlier) if result else "",
-                result=result,
-                detail=describe_spread(result) if result else item.reason,
-                changed=", ".join(item.new[-1].list_changes(item.earlier[-1])) if result else "",
-            )
-        )
-    return works
-
-
 def label_series(identities: Sequence[Identity]) -> list[str]:
     """Return a label for each series, composed of the work and the metric."""
     labels = label_works([identity.work for identity in identities])
     return [f"{label} {identity.metric}" for label, identity in zip(labels, identities, strict=True)]
 
 
-def compute_level(runs: Sequence[RecordedRun]) -> float:
-    """Return the geometric mean of the runs' values."""
-    return math.exp(sum(math.log(run.value) for run in runs) / len(runs))
-
-
-def _describe_level(identity: Identity, runs: Sequence[RecordedRun]) -> str:
-    return f"{format_number(compute_level(runs))} {identity.unit} ({count(len(runs), 'run')})"
+def describe_level(identity: Identity, runs: Sequence[RecordedRun]) -> str:
+    level = statistics.geometric_mean(run.value for run in runs)
+    return f"{format_number(level)} {identity.unit} ({count(len(runs), 'run')})"
 
 
 def build_markdown(works: Sequence[ComparedWork], note: str) -> str:
@@ -81,7 +56,7 @@ def build_table(history: History) -> Table:
         level, last, identity = series.level, series.runs[-1], series.identity
         # The standard deviation of the runs, including each run's own measurement error.
         spread = f"{100 * statistics.stdev(math.log(run.value) for run in level):.2f}" if len(level) > 1 else "—"
-        mean, runs = format_number(compute_level(level)), str(len(level))
+        mean, runs = format_number(statistics.geometric_mean(run.value for run in level)), str(len(level))
         rows.append([label, identity.hardware, mean, identity.unit, runs, spread, last.sweep, last.date[:10]])
     return Table("Current levels", heading, rows)
 

@@ -3,11 +3,12 @@
 import textwrap
 from itertools import pairwise
 from pathlib import Path
+from statistics import geometric_mean
 
 import plotly.graph_objects as go
 
 from sweeper.cli.command import writing
-from sweeper.commands.history.output import build_runs_table, build_table, compute_level, label_series
+from sweeper.commands.history.output import build_runs_table, build_table, label_series
 from sweeper.commands.history.reference_file import History, Series
 from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages import html_page
@@ -58,7 +59,8 @@ def build_chart(title: str, series: Series) -> Chart:
     starts = [place for place, run in enumerate(runs) if run.starts_level or not place]
     style = {"mode": "lines", "line": {"color": COLORS[1], "dash": "dash"}, "hoverinfo": "y", "showlegend": False}
     for start, end in pairwise([*starts, len(runs)]):
-        figure.add_scatter(x=[start + 0.6, end + 0.4], y=[compute_level(runs[start:end])] * 2, **style)
+        level = geometric_mean(run.value for run in runs[start:end])
+        figure.add_scatter(x=[start + 0.6, end + 0.4], y=[level, level], **style)
     notes = list[str]()
     for place, (run, changed) in enumerate(zip(runs, series.changes, strict=True)):
         if place and changed:

@@ -72,7 +72,7 @@ def _compare_results(
         detail = f"{before} and {after}: only values above 0 have a ratio"
         return comparison.ComparedWork(work=label, device=" and ".join(platforms), objective=goal, detail=detail)
     unit += " per device" if sides[0].is_rate and max(side.devices for side in sides) > 1 else ""
-    compared = comparison.judge(before, after, gate, less_is_better=goal.direction == "minimize")
+    compared = comparison.judge([before], [after], gate, less_is_better=goal.direction == "minimize")
     single = "the steps of one trial" if sides[0].is_rate else "one trial"
     bases = [f"{side.rounds} rounds of finals" if side.rounds else single for side in sides[::-1]]
     basis = f"{bases[0]} each" if bases[0] == bases[1] else " against ".join(bases)

@@ -31,20 +31,20 @@ def value(speed: float, spread: float = 0.005) -> Interval:
     ],
 )
 def test_a_verdict_follows_from_both_intervals(before: Interval, after: Interval, verdict: Verdict) -> None:
-    assert judge(before, after, GATE).verdict is verdict
+    assert judge([before], [after], GATE).verdict is verdict
 
 
 def test_runs_that_are_known_to_differ_little_make_a_sharper_gate() -> None:
     sharp = Gate(0.02, between_runs=0.002)
-    assert judge(value(100), value(97), sharp).verdict is Verdict.SLOWER
-    assert judge(value(100), value(100), sharp).verdict is Verdict.NOT_SLOWER
+    assert judge([value(100)], [value(97)], sharp).verdict is Verdict.SLOWER
+    assert judge([value(100)], [value(100)], sharp).verdict is Verdict.NOT_SLOWER
 
 
 def test_an_inconclusive_verdict_names_how_many_more_runs_are_needed() -> None:
-    few = judge(value(100), value(98.5), Gate(between_runs=0.005))
+    few = judge([value(100)], [value(98.5)], Gate(between_runs=0.005))
     assert describe_spread(few) == "0.5% between runs (assumed); 5 more runs needed"
-    assert describe_spread(judge(value(1), value(2), GATE)) == "2.0% between runs (assumed)"
-    assert describe_spread(judge(value(100), value(99), GATE)).endswith(
+    assert describe_spread(judge([value(1)], [value(2)], GATE)) == "2.0% between runs (assumed)"
+    assert describe_spread(judge([value(100)], [value(99)], GATE)).endswith(
         "; 5 more runs and 5 more of the earlier work needed"
     )
 
@@ -64,7 +64,7 @@ def test_one_result_is_faster_exactly_where_the_other_one_is_slower(
     first: float, second: float, first_spread: float, second_spread: float
 ) -> None:
     one, other = value(first, first_spread), value(second, second_spread)
-    compared, swapped = judge(one, other, GATE), judge(other, one, GATE)
+    compared, swapped = judge([one], [other], GATE), judge([other], [one], GATE)
     assert (compared.verdict is Verdict.FASTER) == (swapped.verdict is Verdict.SLOWER)
     assert math.isclose(swapped.ratio.low * compared.ratio.high, 1)
-    assert judge(Interval(first), other, GATE).verdict is Verdict.INCONCLUSIVE
+    assert judge([Interval(first)], [other], GATE).verdict is Verdict.INCONCLUSIVE

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from sweeper.commands.history.new_runs import NewRun, append, compare
-from sweeper.commands.history.output import build_junit, build_markdown, describe_works
+from sweeper.commands.history.output import build_junit, build_markdown
 from sweeper.commands.history.reference_file import History
 from sweeper.results.runs import Gate, Verdict
 from tests.support.histories import IDENTITY, build_history, new_run, recorded_run
@@ -20,13 +20,13 @@ GATE = Gate()
 )
 def test_a_run_is_compared_with_the_level_of_its_series(value: float, verdict: Verdict) -> None:
     (compared,) = compare(HISTORY, [new_run(value)], GATE)
-    assert compared.result and compared.result.verdict is verdict and len(compared.earlier) == 12
-    assert describe_works([compared])[0].changed == "torch 2.12.0 to 2.11.0"
+    assert compared.result and compared.result.verdict is verdict and "(12 runs)" in compared.earlier
+    assert compared.changed == "torch 2.12.0 to 2.11.0"
 
 
 def test_several_sweeps_are_runs_of_one_version() -> None:
     (compared,) = compare(build_history([660, 655]), [new_run(650, 100), new_run(652, 101)], GATE)
-    assert len(compared.new) == 2 and compared.result and compared.result.verdict is Verdict.INCONCLUSIVE
+    assert "(2 runs)" in compared.now and compared.result and compared.result.verdict is Verdict.INCONCLUSIVE
     assert compared.result.more_new + compared.result.more_earlier == 8  # until 12 runs measure what runs differ by
 
 
@@ -41,17 +41,17 @@ def test_several_sweeps_are_runs_of_one_version() -> None:
 )
 def test_other_work_and_other_hardware_are_refused_by_name(changes: dict[str, object], reason: str) -> None:
     (unknown,) = compare(HISTORY, [new_run(660.0, **changes)], GATE)
-    assert unknown.result is None and unknown.reason == reason
+    assert unknown.result is None and unknown.detail == reason
 
 
 def test_a_run_is_not_compared_with_itself() -> None:
     known = NewRun(IDENTITY, recorded_run(0, 659))
     (compared,) = compare(HISTORY, [known], GATE)
-    assert len(compared.earlier) == 11
+    assert "(11 runs)" in compared.earlier
     (unknown,) = compare(build_history([659]), [known], GATE)
-    assert "no other run of this work" in unknown.reason
+    assert "no other run of this work" in unknown.detail
     (unknown,) = compare(History(), [known], GATE)
-    assert "the history is empty" in unknown.reason
+    assert "the history is empty" in unknown.detail
 
 
 def test_a_level_is_no_mixture_of_two_speeds() -> None:
@@ -71,7 +71,7 @@ def test_a_pipeline_reads_the_verdicts() -> None:
     """Slower work fails; inconclusive work and work that was not compared are skipped."""
     history = append(HISTORY, [new_run(300, device="A | B")], GATE, new_level=False)
     runs = [new_run(640), new_run(301, 101, device="A | B"), new_run(1.0, devices=8)]
-    lines = describe_works(compare(history, runs, GATE))
+    lines = compare(history, runs, GATE)
     suite = ElementTree.fromstring(build_junit(lines))
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["3", "1", "2"]
     failure, *skipped = [case[0] for case in suite]
