@@ -23,7 +23,7 @@ from functools import cached_property
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, QuotedString, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 
 from sweeper.common.format import shorten
@@ -33,6 +33,8 @@ from workloads.api.validation import MAX_INTEGER
 
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
+LISTS = "(,["  # unquoted text with one of these characters is parsed as a list, a choice or a range
+_PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:-]*")  # needs no quotes, unless it is a literal
 NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # Hydra's choice() rejects null, but a list may contain it
 ALLOWED_FORMS = (
     "range(first, end, step), choice(a, b), interval(low, high), for a log scale tag(log, interval(low, high)), "
@@ -209,6 +211,22 @@ def parse_text(key: str, text: str) -> Any:
     except HydraException as error:
         quotes = "; within {} in a file it needs quotes" if "(" in text and ")" not in text else ""
         raise UserInputError(f"{key}={text}: cannot be parsed. Allowed: {ALLOWED_FORMS}{quotes}") from error
+
+
+def write_value(value: Value) -> str:
+    """Write a value in Hydra's override syntax."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if not isinstance(value, str):
+        return repr(value)
+    if _PLAIN_TEXT.fullmatch(value) and value.lower() not in ("true", "false", "null", "nan", "inf"):
+        return value
+    return QuotedString(escape_references(value), Quote.double).with_quotes()
+
+
+def escape_references(text: str) -> str:
+    """Escape ${…}, which OmegaConf would treat as a reference."""
+    return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 
 def _choice(key: str, values: list[Any]) -> Choice | Value:

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
-
+from sweeper.config.space import LISTS, write_value
 from workloads.api import registry
 from workloads.api.errors import UserInputError
 
@@ -23,8 +22,6 @@ FOLDER = "functions"
 RANK, REPORT = "rank", "report"  # names of parameters that do not belong to the space (see `workloads.function`)
 SCALARS = (str, int, float, bool, type(None))
 DIGEST_LENGTH = 12
-PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")  # strings that need no quotes, unless they are in NO_TEXTS
-NO_TEXTS = ("null", "true", "false", "nan", "inf")  # literals in Hydra's grammar
 
 
 def write_function(function: Callable[..., Any], space: Mapping[str, Any], directory: Path) -> Path:
@@ -123,16 +120,8 @@ def _write_scalar(key: str, value: Any, *, quoted: bool) -> str:
     value = value.item() if hasattr(value, "item") else value  # a NumPy scalar
     if not isinstance(value, SCALARS):
         raise UserInputError(f"{key}={value!r}: must be a number, a text, a bool, None, a list of these or a range")
-    if isinstance(value, bool) or value is None:
-        return "null" if value is None else str(value).lower()
-    if not isinstance(value, str):
-        return repr(value)
-    if not quoted and any(mark in value for mark in "(,["):
+    if isinstance(value, str) and not quoted and any(mark in value for mark in LISTS):
         return value  # already in the grammar of spaces
-    if PLAIN_TEXT.fullmatch(value) and value.lower() not in NO_TEXTS:
-        return value
-    if "\n" in value or "\0" in value:
+    if isinstance(value, str) and ("\n" in value or "\0" in value):
         raise UserInputError(f"{key}={value!r}: a text must be one line")
-    # Escape ${…}, which OmegaConf would treat as a reference.
-    literal = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)
-    return QuotedString(literal, Quote.single).with_quotes()
+    return write_value(value)

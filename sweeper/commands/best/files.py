@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -11,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from hydra.core.override_parser.types import Quote, QuotedString
 
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.sources import HEADER
 from sweeper.common.format import format_interval, format_number, format_point
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.environment import PREFIX, SECTION, is_variable, only_variables, process_values, without_variables
-from sweeper.config.space import Parameters, Value
+from sweeper.config.space import LISTS, Parameters, Value, escape_references, write_value
 from sweeper.results.description import SweepDescription
 from sweeper.results.stored import Winner
 from workloads.api import registry
@@ -148,8 +148,6 @@ REPLACED = (
     *("space.", "search", "search.", "budget.", "finals.", "projection.", "workload.strategy"),
     *("model", "name", "retry", "plan", "progress", "gpus", "hardware", "cluster.cpus"),
 )
-LISTS = "(,["  # unquoted text with one of these characters is parsed as a list, a choice or a range
-PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:-]*")
 
 
 def trial_parameters(description: SweepDescription, record: TrialRecord) -> Parameters:
@@ -211,10 +209,12 @@ def overrides_file(description: SweepDescription, record: TrialRecord, comment: 
         "finals": {"top": 0, "rounds": config["finals"]["rounds"]},
         **({"exclusive": config["exclusive"]} if config["exclusive"] else {}),
         **({"command": _escaped(description.settings)} if description.settings is not None else {}),
-        "space": {
-            **({SECTION: variables} if variables else {}),
-            **{name: _entry(value) for name, value in without_variables(parameters).items()},
-        },
+        "space": _escaped(
+            {
+                **({SECTION: variables} if variables else {}),
+                **{name: _entry(value) for name, value in without_variables(parameters).items()},
+            }
+        ),
     }
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     return f"{HEADER}\n# {comment}\n# {shlex.join(words)}\n{text}"
@@ -222,28 +222,16 @@ def overrides_file(description: SweepDescription, record: TrialRecord, comment: 
 
 def override_value(name: str, value: Value) -> str:
     """Format a parameter's value in Hydra's override syntax."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if PLAIN_TEXT.fullmatch(value) and value.lower() not in ("true", "false", "null", "nan", "inf"):
-        return value
-    if is_variable(name) and "," in value:  # `cli.composition` adds the outer quotes
-        return str(_entry(value))
-    return _in_quotes(str(_entry(value)), '"')
+    literal = _entry(value)
+    if is_variable(name) and isinstance(literal, str) and "," in literal:  # `cli.composition` adds the outer quotes
+        return escape_references(literal)
+    return write_value(literal)
 
 
-def _in_quotes(text: str, mark: str) -> str:
-    escaped = re.sub(rf"(\\*)({mark}|$)", lambda match: match[1] * 2 + (f"\\{mark}" if match[2] else ""), text)
-    return f"{mark}{escaped}{mark}"
-
-
-def _entry(value: Value) -> Any:
-    if isinstance(value, str) and any(mark in value for mark in LISTS):
-        value = _in_quotes(value, "'")
-    return _escaped(value)
+def _entry(value: Value) -> Value:
+    """Return a value as an entry of a space, where text that could be a list has quotes."""
+    is_listlike = isinstance(value, str) and any(mark in value for mark in LISTS)
+    return QuotedString(str(value), Quote.single).with_quotes() if is_listlike else value
 
 
 def _escaped(settings: Any) -> Any:
@@ -252,7 +240,7 @@ def _escaped(settings: Any) -> Any:
         return {key: _escaped(value) for key, value in settings.items()}
     if isinstance(settings, (list, tuple)):
         return [_escaped(value) for value in settings]
-    return settings.replace("${", "\\${") if isinstance(settings, str) else settings
+    return escape_references(settings) if isinstance(settings, str) else settings
 
 
 def _split_program(arguments: Any) -> tuple[list[str], list[str]]:
