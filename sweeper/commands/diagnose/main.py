@@ -141,19 +141,16 @@ def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source
     sources: dict[str, Source] = {}
     labels: list[tuple[str, int]] = []  # of each step, with the step's number
     for path in paths:
-        try:
-            recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
-            with path.open(errors="replace") as lines:
-                for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
-                    label = find_source(line) if labelled else ""
-                    name = f"{path.name} {label}".strip() if len(paths) > 1 else label
-                    source = sources.setdefault(name, Source(name))
-                    if not source.feed(line, number, recent):
-                        recent.append((number, line))
-                    elif source.steps:
-                        labels.append((label, source.steps[-1].number))
-        except OSError as error:
-            raise UserInputError(f"{path}: {error.strerror}") from error
+        recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
+        with path.open(errors="replace") as lines:
+            for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
+                label = find_source(line) if labelled else ""
+                name = f"{path.name} {label}".strip() if len(paths) > 1 else label
+                source = sources.setdefault(name, Source(name))
+                if not source.feed(line, number, recent):
+                    recent.append((number, line))
+                elif source.steps:
+                    labels.append((label, source.steps[-1].number))
     if labelled and len(paths) == 1 and _are_counters(labels):
         return read_sources(paths, labelled=False)
     with_steps = [source for source in sources.values() if source.steps]

@@ -16,7 +16,7 @@ from sweeper.cli.exits import exit_with, interpreter
 from sweeper.commands.sweep.main import run_sweep
 from workloads.api import registry
 from workloads.api.contract import Workload
-from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.errors import UserInputError
 
 
 def main(words: Sequence[str]) -> None:
@@ -42,7 +42,5 @@ def read_function(path: Path) -> Workload:
     assert workload.Settings is not None
     try:
         return workload.with_settings(workload.Settings(**json.loads(path.read_text())))
-    except OSError as error:
-        raise UserInputError(f"{path}: {describe_os_error(error)}") from error
     except (ValueError, TypeError) as error:
         raise UserInputError(f"{path}: not a function that sweeper.run has packed") from error

@@ -14,7 +14,7 @@ from sweeper.cli.command import writing
 from sweeper.common.files import write_whole
 from sweeper.metrics.criteria import Objective
 from sweeper.metrics.intervals import Interval
-from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.errors import UserInputError
 from workloads.api.validation import build
 
 SCHEMA = 1
@@ -128,8 +128,6 @@ def read(path: Path) -> History:
     except FileNotFoundError as error:
         hint = "`python -m sweeper history append` creates it from the last sweep"
         raise UserInputError(f"{prefix}no such file. {hint}") from error
-    except OSError as error:
-        raise UserInputError(f"{prefix}{describe_os_error(error)}") from error
     except ValueError as error:  # invalid JSON or invalid UTF-8
         raise UserInputError(f"{prefix}not valid JSON: {error}") from error
     schema = content.get("schema") if isinstance(content, Mapping) else None

@@ -79,8 +79,13 @@ def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path, content: b
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(UserInputError, match=f"x: {reason}"):
         diagnose(DiagnoseRequest(logs=[str(tmp_path / "x")]))
-    with pytest.raises(UserInputError, match="none: No such file"):
-        diagnose(DiagnoseRequest(logs=[str(tmp_path / "none")]))
+
+
+def test_a_missing_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        COMMAND.main([str(tmp_path / "none")])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"sweeper diagnose: {tmp_path}/none: No such file or directory\n"
 
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
