@@ -31,15 +31,6 @@ class Panel:
     series: dict[str, list[Interval]] = field(default_factory=dict)  # by name: the bars of all platforms
     spread: list[list[float]] = field(default_factory=list)  # all values of each platform, for a box plot
 
-    @property
-    def known_series(self) -> dict[str, list[Interval]]:
-        """The series that have at least one value."""
-        return {name: row for name, row in self.series.items() if not all(math.isnan(item.value) for item in row)}
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.known_series and not any(self.spread)
-
 
 def list_names(results: Sequence[BestResult]) -> list[str]:
     """Return the short names of the platforms, without vendor names."""
@@ -94,7 +85,8 @@ def build_chart(work: str, results: Sequence[BestResult]) -> Chart:
 
 def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> go.Figure:
     figure = go.Figure()
-    for pattern, (series, values) in zip(PATTERNS, panel.known_series.items(), strict=False):
+    known = {name: row for name, row in panel.series.items() if not all(math.isnan(item.value) for item in row)}
+    for pattern, (series, values) in zip(PATTERNS, known.items(), strict=False):
         # Add one trace per color, because plotly logs console warnings for patterned bars with a list of colors.
         for n, color in enumerate(dict.fromkeys(colors)):
             bars = [(name, value) for name, of, value in zip(names, colors, values, strict=True) if of == color]
@@ -109,10 +101,10 @@ def _build_figure(panel: Panel, names: Sequence[str], colors: Sequence[str]) -> 
             )
     for name, color, spread in zip(names, colors, panel.spread, strict=False):
         figure.add_box(x=spread[:MAX_POINTS], name=name, marker_color=color, boxpoints="outliers")
-    if panel.is_empty:
+    if not figure.data:
         figure.add_annotation(text="not in the store", showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
         figure.update_xaxes(showticklabels=False)
     figure.update_layout(title=panel.title, height=bar_chart_height_px(len(names)), barmode="group")
-    figure.update_layout(showlegend=len(panel.known_series) > 1, legend={"orientation": "h", "y": -0.3})
+    figure.update_layout(showlegend=len(known) > 1, legend={"orientation": "h", "y": -0.3})
     figure.update_yaxes(autorange="reversed", automargin=True, type="category", categoryarray=list(names))
     return figure.update_xaxes(title=panel.unit, rangemode="tozero")
