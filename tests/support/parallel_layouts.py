@@ -13,7 +13,7 @@ LAYOUTS = [
     Layout(cp=2, cp_method="ring", micro_batch=4),
     Layout(cp=2, dp_shard=2, micro_batch=4, checkpointing="full"),
     Layout(dp_shard=2, tp=2, micro_batch=4, checkpointing="selective"),
-    Layout(pp=2, micro_batch=2),
+    Layout(pp=2, micro_batch=2, last_stage_less_layers=2),
     Layout(pp=4, micro_batch=2, checkpointing="full", checkpointing_freq=2),
     Layout(pp=2, stages_per_rank=2, schedule="zbv", micro_batch=2, reshard_after_forward=False),
     Layout(pp=2, stages_per_rank=2, schedule="dualpipev", micro_batch=2, reshard_after_forward=False),

@@ -21,7 +21,7 @@ from workloads.models.model import MODELS
 if TYPE_CHECKING:
     from workloads.command import CommandSettings
 
-SETTABLE_FIELDS = (*(name for name in LAYOUT_FIELDS if name != "layers_per_stage"), "compiled", "state")
+SETTABLE_FIELDS = (*LAYOUT_FIELDS, "compiled", "state")
 COUNTS = (*DEGREES, "ep", "stages_per_rank", "micro_batch", "global_batch")
 # The planner's names for formats with other names in programs. Megatron-LM and NeMo use delayed fp8 scales by default.
 PRECISION_NAMES = {"fp8_hybrid": "fp8_te_delayed", **DTYPES}
@@ -40,7 +40,7 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
     find = find_violation if settings.trainer else find_common_violation  # `read_job` calls an unknown trainer own
     if violation := find(job, cluster):
         return Estimate(violation.reason, violation.rule, description=description)
-    if job.model.layers % job.layout.pp:
+    if (job.model.layers + sum(job.layout.less_layers)) % job.layout.pp:
         reason = f"pp {job.layout.pp} does not divide {job.model.layers} layers"
         return Estimate(reason, "pp divides the layers", description=description)
     memory = {}

@@ -24,9 +24,8 @@ class RankLayers:
 
 
 def rank_layers(model: Model, layout: Layout) -> tuple[tuple[RankLayers, ...], ...]:
-    """Return each pipeline rank's layers, divided into stages by `layers_per_stage` if set, else by `stage_layers`."""
-    sizes = layout.layers_per_stage
-    return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES, sizes)
+    """Return each pipeline rank's layers, divided into stages by `stage_layers`."""
+    return _rank_layers(model, layout.pp, layout.stages_per_rank, layout.schedule in V_SCHEDULES, layout.less_layers)
 
 
 @cache
@@ -42,9 +41,9 @@ def peak_ranks(ranks: tuple[tuple[RankLayers, ...], ...], head: int) -> Sequence
 
 @cache
 def _rank_layers(
-    model: Model, pp: int, stages: int, is_folded: bool, sizes: tuple[int, ...] | None
+    model: Model, pp: int, stages: int, is_folded: bool, less_layers: tuple[int, int]
 ) -> tuple[tuple[RankLayers, ...], ...]:
-    chunks = stage_layers(model.layers, pp * stages) if sizes is None else _consecutive(sizes)
+    chunks = stage_layers(model.layers, pp * stages, *less_layers)
     ranks = [[layer for chunk in chunks[rank::pp] for layer in chunk] for rank in range(pp)]
     if is_folded:
         ranks = [[*chunks[rank], *chunks[-1 - rank]] for rank in range(pp)]
@@ -54,15 +53,16 @@ def _rank_layers(
     return tuple(tuple(RankLayers(samples[kind], number) for kind, number in rank.items()) for rank in counts)
 
 
-def stage_layers(layers: int, stages: int) -> list[range]:
-    """Return each stage's layers. If layers do not divide evenly, the first and last stages get fewer, because they
-    have the embedding and the head."""
-    base, remainder = divmod(layers, stages)
-    longer_stages = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage))[:remainder]
-    return _consecutive([base + (stage in longer_stages) for stage in range(stages)])
-
-
-def _consecutive(sizes: Sequence[int]) -> list[range]:
+def stage_layers(layers: int, stages: int, first_less: int = 0, last_less: int = 0) -> list[range]:
+    """Return each stage's layers. The first and last stages, which have the embedding and the head, have this many
+    fewer. If the rest does not divide evenly, they get fewer too or, if numbers are given, the last stages do, as in
+    torchtitan (`generate_llm_fqn_per_model_part`)."""
+    base, remainder = divmod(layers + first_less + last_less, stages)
+    ends = () if first_less or last_less else (0, stages - 1)
+    longer_stages = sorted(range(stages), key=lambda stage: (stage in ends, stage))[:remainder]
+    sizes = [base + (stage in longer_stages) for stage in range(stages)]
+    sizes[0] -= first_less
+    sizes[-1] -= last_less
     return [range(start, stop) for start, stop in pairwise(accumulate(sizes, initial=0))]
 
 

@@ -81,13 +81,18 @@ class _Search:
 
     def run(self, families: Iterable[Family]) -> None:
         """Consider layouts in order of their lower bound on step time, because the first ones rule out most others. A
-        family is considered once for each value of `checkpointing`, because slower values have higher bounds."""
+        family is considered once for each value of `checkpointing`, because slower values have higher bounds. Its
+        bound is of any stages first, then of each number of layers on the last stage."""
         waiting = [self._next(family, 0) for family in families]
         heapq.heapify(waiting)
         while waiting:
             bound_s, _, family, way = heapq.heappop(waiting)
             if bound_s >= self._slowest_s:
                 self.slower += len(family) // len(family.checkpointings) * (len(family.checkpointings) - way)
+                continue
+            if len(family.less_layers) > 1:
+                for less in family.less_layers:
+                    heapq.heappush(waiting, self._next(replace(family, less_layers=(less,)), way))
                 continue
             for reshard in family.reshardings:
                 for place, layout in enumerate(family.list_layouts(family.checkpointings[way], reshard)):
@@ -98,15 +103,16 @@ class _Search:
                 heapq.heappush(waiting, self._next(family, way + 1))
 
     def _next(self, family: Family, way: int) -> tuple[float, int, Family, int]:
-        layout = replace(family.template, checkpointing=family.checkpointings[way])
-        bound_s = step_bound_s(replace(self._job, layout=layout), self._cluster)
+        less, *others = family.less_layers
+        layout = replace(family.template, checkpointing=family.checkpointings[way], last_stage_less_layers=less)
+        bound_s = step_bound_s(replace(self._job, layout=layout), self._cluster, any_stages=bool(others))
         return bound_s, next(self._order), family, way
 
     def _consider(self, layout: Layout) -> bool:
         """Rank a layout and return whether it fits."""
         degrees = (layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.stages_per_rank)
         others = (layout.schedule, layout.sharding, layout.checkpointing, layout.reshard_after_forward)
-        failed = self._without_room.setdefault((*degrees, *others), [])
+        failed = self._without_room.setdefault((*degrees, *others, *layout.less_layers), [])
         if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
             return False
         job = replace(self._job, layout=layout)

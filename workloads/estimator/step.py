@@ -72,14 +72,15 @@ def step_seconds(job: Job, cluster: Cluster) -> float:
     return _estimate_step(PlacedJob(job, cluster)).total_s
 
 
-def step_bound_s(job: Job, cluster: Cluster) -> float:
-    """Return a lower bound on the job's step time in seconds, for any division of data-parallel ranks into replicas.
+def step_bound_s(job: Job, cluster: Cluster, *, any_stages: bool = False) -> float:
+    """Return a lower bound on the job's step time in seconds, for any division of data-parallel ranks into replicas
+    and, with `any_stages`, for any division of layers into 1F1B's stages: as if all ranks took the same time.
 
     The bound omits data parallelism, the optimizer and copies, and is not lower for later values of `checkpointing`.
     Each omitted part only adds time: waiting leaves power for higher clocks in other parts, but higher clocks save less
     time than the waiting costs.
     """
-    return _estimate_step(PlacedJob(job, cluster), with_data_parallel=False).total_s
+    return _estimate_step(PlacedJob(job, cluster), with_data_parallel=False, any_stages=any_stages).total_s
 
 
 def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
@@ -129,10 +130,12 @@ IDLE_POWER_SHARE = 0.6
 POWER_EXPONENT = 0.62
 
 
-def _estimate_step(placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True) -> StepTime:
+def _estimate_step(
+    placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True, any_stages: bool = False
+) -> StepTime:
     """Estimate the step at the clocks that the power cap allows. The cap limits mean power, including while waiting."""
     efficiency = efficiency or find_efficiency(placed.job.trainer, placed.cluster.device.name)
-    step = _step_time(placed, efficiency, with_data_parallel)
+    step = _step_time(placed, efficiency, with_data_parallel, any_stages)
     waiting = (step.bubble + step.data_parallel + step.tensor_parallel + step.context_parallel) / step.total_s
     waiting += (step.expert_parallel + step.pipeline) / step.total_s
     uplift = min(placed.cluster.device.power_headroom, (1 - IDLE_POWER_SHARE * waiting) ** -POWER_EXPONENT)
@@ -140,7 +143,7 @@ def _estimate_step(placed: PlacedJob, efficiency: float | None = None, *, with_d
     return replace(step, **limited)
 
 
-def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -> StepTime:
+def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, any_stages: bool) -> StepTime:
     layout, micro = placed.layout, placed.layout.microbatches
     ranks = rank_layers(placed.model, layout)
     kinds = placed.model.layer_kinds.values()
@@ -148,14 +151,18 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool) -
     head = operations.head_s(placed) / efficiency
     passes = _rank_passes(placed, blocks, head)
     slowest = max(range(layout.pp), key=lambda rank: passes[rank].total)
-    counts = [(blocks[layers.layer], layers.count * micro) for layers in ranks[slowest]]
+    counts = [(blocks[layers.layer], float(layers.count * micro)) for layers in ranks[slowest]]
+    heads, bubble = float(micro * (slowest == head_rank(layout))), bubble_s(passes, layout)
+    if any_stages:
+        counts = [(blocks[layers.layer], layers.count * micro / layout.pp) for rank in ranks for layers in rank]
+        heads, bubble = micro / layout.pp, sum(times.total for times in passes) * (1 - 1 / layout.pp)
     sends = 0.0 if layout.pp == 1 else 2 * communication.pipeline_send_s(placed) * layout.stages_per_rank * micro
     step = StepTime(
         products=sum((block.forward.products + block.backward.products) * count for block, count in counts),
         attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),
-        head_and_loss=head * micro if slowest == head_rank(layout) else 0.0,
+        head_and_loss=head * heads,
         other_compute=sum((block.forward.other + block.backward.other) * count for block, count in counts),
-        bubble=bubble_s(passes, layout),
+        bubble=bubble,
         tensor_parallel=sum(block.tensor * count for block, count in counts),
         context_parallel=sum(block.context * count for block, count in counts),
         expert_parallel=sum(block.expert * count for block, count in counts),

@@ -44,11 +44,9 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
 
     Raises UserInputError if the format is unknown, or if a rule of the trainer or its file forbids the layout.
     """
-    trainer, layout = trainer or job.trainer, job.layout
+    trainer = trainer or job.trainer
     if trainer not in FORMATS:
         raise UserInputError(f"trainer={trainer}: no file can be written for it. {suggest(trainer, FORMATS)}")
-    if layout.layers_per_stage is not None:
-        raise UserInputError(f"{trainer}: layers_per_stage cannot be written. Supported: evenly divided layers")
     job = canonical(job, job.trainer if trainer == "own" else trainer)
     if violation := find_violation(job, Site(gpus, gpus)):
         raise UserInputError(f"{trainer}: {violation.reason}")

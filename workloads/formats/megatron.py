@@ -4,13 +4,14 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError
 from workloads.formats import names
-from workloads.layouts.layout import Job, Layout
+from workloads.layouts.layout import LESS_LAYERS, V_SCHEDULES, Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import Model
 from workloads.suggestions import suggest
@@ -27,6 +28,9 @@ V_SETUPS = {"zbv": "zb", "v_half": "half", "v_min": "min"}  # Primus's `zero_bub
 DEFAULT_KV_RANK = 32  # megatron/training/arguments.py, `--kv-lora-rank`
 # Megatron pads a vocabulary to a multiple of at most this number times `tp`, for fast GEMM sizes.
 LARGEST_VOCABULARY_MULTIPLE = 128
+# One layer fewer on the first and the last stage, and numbers of layers on the first and the last rank.
+COUNTED_ENDS = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+RANK_LAYERS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
 
 
 def _vocabulary_multiple(job: Job) -> int:
@@ -53,12 +57,19 @@ def _recompute(job: Job) -> dict[str, Any]:
     return {"granularity": "full", "method": "block", "num_layers": layout.checkpointed_layers // stages}
 
 
+def _divide_layers(key: str, job: Job) -> int | None:
+    """Return a setting of stages of unequal sizes, or None. The two kinds of these settings exclude each other."""
+    less = job.layout.less_layers
+    is_counted, per_rank = {*less} <= {0, 1}, (job.model.layers + sum(less)) // job.layout.pp
+    values = zip(COUNTED_ENDS if is_counted else RANK_LAYERS, less, strict=True)
+    return {name: is_counted or per_rank - count for name, count in values if count}.get(key)
+
+
 # Conditions for writing some settings, and functions for the settings that no field gives; see the table.
 CONDITIONS: dict[str, Callable[[Job], bool]] = {
     "queries share keys": lambda job: job.model.kv_heads != job.model.heads,
     "experts": lambda job: job.model.experts > 0,
     "cp": lambda job: job.layout.cp > 1,
-    "stages differ": lambda job: job.layout.pp > 1 and job.model.layers % job.layout.stages > 0,
     "gradients are reduced": lambda job: job.layout.sharding != "fsdp2" and job.layout.dp * job.layout.cp > 1,
     "products of bf16": lambda job: job.precision not in ("fp16", "fp32"),
 }
@@ -72,6 +83,7 @@ WRITTEN: dict[str, Callable[[Job], Any]] = {
     "use_rope_scaling": lambda job: job.model.rope_factor is not None or None,
     "rope_scaling_factor": lambda job: job.model.rope_factor,
     "moe_layer_freq": _moe_layer_freq,
+    **{key: partial(_divide_layers, key) for key in (*COUNTED_ENDS, *RANK_LAYERS)},
     "sequence_parallel": lambda job: job.layout.tp > 1 and job.layout.sequence_parallel,
     "num_distributed_optimizer_instances": lambda job: job.layout.dp_replicate,
     "data_parallel_sharding_strategy": lambda job: FSDP_STRATEGIES[job.layout.sharding],
@@ -112,9 +124,14 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield f"reshard_after_forward=false cannot be written with sharding={layout.sharding}"
     if layout.sharding == "none" and layout.offload_optimizer:
         yield "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1"
-    if model.layers % stages and (model.layers + 2) % stages:
+    less = layout.less_layers
+    if (model.layers + sum(less)) % stages:
         divided = f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank)"
-        yield f"{divided}, nor do they with embedding and head"
+        given = f"with first_stage_less_layers={less[0]} and last_stage_less_layers={less[1]}"
+        yield f"{divided} {given}" if any(less) else f"{divided}, nor do they with embedding and head"
+    is_of_ranks = layout.schedule not in V_SCHEDULES and not any(count % layout.stages_per_rank for count in less)
+    if not ({*less} <= {0, 1} or is_of_ranks):
+        yield f"last_stage_less_layers={less[1]} cannot be written with {layout.stages_per_rank} stages on a rank"
     if layout.tp_overlap == "async" and not layout.sequence_parallel:
         yield "tp_overlap=async needs sequence_parallel=true"
     if model.experts and layout.tp > 1 and not layout.sequence_parallel:
@@ -187,7 +204,7 @@ def read_settings(
     read["global_batch"] = read["global_batch"] or read["micro_batch"] * dp
     read["reshard_after_forward"] |= sharding != "fsdp2"
     read |= {"dp_replicate": replicas, "dp_shard": dp // replicas, "sharding": sharding}
-    read |= {"stages_per_rank": stages, "schedule": schedule}
+    read |= {"stages_per_rank": stages, "schedule": schedule, **_read_less_layers(settings, degrees["pp"], layers)}
     layout = Layout(**read, **_read_checkpointing(settings, degrees["pp"] * stages, layers))
     ramp = settings.get("rampup_batch_size")
     return names.FileReading(
@@ -242,6 +259,16 @@ def _read_sharding(settings: names.Settings) -> str:
             )
         return ours[strategy]
     return "zero1" if settings.get("use_distributed_optimizer") else "none"
+
+
+def _read_less_layers(settings: names.Settings, pp: int, layers: int | None) -> dict[str, int]:
+    given = [settings.get(key) for key in RANK_LAYERS]
+    less = [int(bool(settings.get(key))) for key in COUNTED_ENDS]
+    if layers and any(given) and pp > 1:
+        ends = [count for count in given if count]
+        per_rank = (layers - sum(ends)) // (pp - len(ends)) if pp > len(ends) else max(ends)
+        less = [per_rank - count if count else 0 for count in given]
+    return dict(zip(LESS_LAYERS, less, strict=True))
 
 
 def _read_checkpointing(settings: names.Settings, stages: int, layers: int | None) -> dict[str, Any]:

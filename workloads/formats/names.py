@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workloads.api.errors import UserInputError
-from workloads.layouts.layout import Job, Layout
+from workloads.layouts.layout import LESS_LAYERS, Job, Layout
 from workloads.models.model import MODELS, Model
 from workloads.suggestions import suggest
 
@@ -262,6 +262,10 @@ def canonical_layout(layout: Layout, layers: int | None = None) -> Layout:
         changes["cp_method"] = "allgather"
     if layout.pp == 1:
         changes |= {"stages_per_rank": 1, "schedule": "1f1b"}
+    if layout.pp == 1 or (layout.stages == 2 and layout.less_layers == (1, 1)):
+        changes |= dict.fromkeys(LESS_LAYERS, 0)
+    elif layers and layers % layout.stages and not (layers + 2) % layout.stages and not any(layout.less_layers):
+        changes |= dict.fromkeys(LESS_LAYERS, 1)
     if layout.checkpointing == "none" or layout.checkpointed_layers == layers:
         changes["checkpointed_layers"] = None
     return replace(layout, **changes)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 
 from workloads.api.errors import UserInputError
 from workloads.formats import names
-from workloads.layouts.layout import Job, Layout
+from workloads.layouts.layout import LESS_LAYERS, Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
 from workloads.suggestions import suggest
@@ -67,16 +67,12 @@ def find_interval(job: Job) -> int | None:
     return next((n for n in range(1, layers + 1) if layers // n == job.layout.checkpointed_layers), None)
 
 
-def _find_stage_sizes(job: Job) -> tuple[int | None, int | None]:
-    """Return the number of layers per stage and the `less_layers` of the embedding and the head, or None if nothing
-    fits. torchtitan adds both `less_layers` to the number of layers, divides by `layers_per_stage`, and rounds up
-    (`pipeline_llm`)."""
-    stages = job.layout.pp * job.layout.stages_per_rank
-    for less in (1, 0):
-        per_stage = math.ceil((job.model.layers + 2 * less) / stages)
-        if math.ceil((job.model.layers + 2 * less) / per_stage) == stages:
-            return per_stage, less
-    return None, None
+def _find_stage_size(job: Job) -> int | None:
+    """Return the number of layers per stage, or None if nothing fits. torchtitan adds both `less_layers` to the number
+    of layers, divides by `layers_per_stage`, and rounds up (`pipeline_llm`)."""
+    layers = job.model.layers + sum(job.layout.less_layers)
+    per_stage = math.ceil(layers / job.layout.stages)
+    return per_stage if math.ceil(layers / per_stage) == job.layout.stages else None
 
 
 def _option(job: Job) -> str | None:
@@ -100,9 +96,7 @@ WRITTEN: dict[str, Callable[[Job], Any]] = {
     "training.mixed_precision_param": lambda job: "float32" if job.precision == "fp32" else "bfloat16",
     "parallelism.fsdp_reshard_after_forward": lambda job: "always" if job.layout.reshard_after_forward else "never",
     "parallelism.pipeline_parallel_microbatch_size": lambda job: job.layout.micro_batch,
-    "parallelism.pipeline_parallel_layers_per_stage": lambda job: _find_stage_sizes(job)[0],
-    "parallelism.pipeline_parallel_first_stage_less_layers": lambda job: _find_stage_sizes(job)[1],
-    "parallelism.pipeline_parallel_last_stage_less_layers": lambda job: _find_stage_sizes(job)[1],
+    "parallelism.pipeline_parallel_layers_per_stage": _find_stage_size,
     "activation_checkpoint.mode": lambda job: "selective" if _option(job) else job.layout.checkpointing,
     "activation_checkpoint.selective_ac_option": _option,
     f"{FP8}.recipe_name": lambda job: RECIPES.get(job.precision),
@@ -128,7 +122,7 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield "tp_overlap=async needs compiled=true"
     if is_pipeline and job.model in [sizes for (name, _), sizes in FLAVORS.items() if name == "qwen3"]:
         yield "pp above 1 cannot be written: qwen3 has no pipeline in version 0.2.2"
-    if is_pipeline and _find_stage_sizes(job)[0] is None:
+    if is_pipeline and _find_stage_size(job) is None:
         yield f"stages_per_rank={per_rank}: no number of layers a stage gives {layout.stages} stages"
     if layers is not None and (layout.checkpointing != "full" or is_pipeline or find_interval(job) is None):
         yield f"checkpointed_layers={layers} cannot be written: every n-th layer without pp can"
@@ -212,7 +206,12 @@ def read_config(
         size = settings.get("parallelism.pipeline_parallel_microbatch_size", 1)
         read["micro_batch"] = local_batch // int(count) if count else int(size)
         read |= names.read_names(settings, NAMES, ("schedule",))
-        read["stages_per_rank"] = _read_stages(settings, read["schedule"], degrees["pp"], model)
+        usual_less = 0 if "experimental.pipeline_parallel_degree" in given else 1
+        read |= {name: settings.get(f"parallelism.pipeline_parallel_{name}", usual_less) for name in LESS_LAYERS}
+        read["stages_per_rank"] = 1 if read["schedule"] == "1f1b" else 2
+        if model and (per_stage := settings.get("parallelism.pipeline_parallel_layers_per_stage")):
+            layers = model.layers + sum(read[name] for name in LESS_LAYERS)
+            read["stages_per_rank"] = math.ceil(layers / per_stage) // degrees["pp"]
     layout = Layout(**read, **_read_checkpointing(settings, model))
     layout = replace(layout, sharding="fsdp2" if layout.is_sharded else "none")
     precision, dtype = _read_precision(settings), settings.get("training.dtype")
@@ -241,14 +240,6 @@ def read_config(
         taken=settings.list_taken(FIELDS),
         left=settings.list_left(),
     )
-
-
-def _read_stages(settings: names.Settings, schedule: str, pp: int, model: Model | None) -> int:
-    per_stage = settings.get("parallelism.pipeline_parallel_layers_per_stage")
-    if per_stage is None or model is None:
-        return 1 if schedule == "1f1b" else 2
-    less = [settings.get(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
-    return math.ceil((model.layers + sum(less)) / per_stage) // pp
 
 
 def _read_checkpointing(settings: names.Settings, model: Model | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from workloads.hardware.cluster import Cluster
-from workloads.layouts.layout import V_SCHEDULES, Checkpointing, Job, Layout
+from workloads.layouts.layout import LESS_LAYERS, V_SCHEDULES, Checkpointing, Job, Layout
 from workloads.layouts.rules import Site, find_violation, rules_of
 from workloads.layouts.trainers import OWN, find_trainer
 
@@ -17,21 +17,23 @@ MAX_STAGES_PER_RANK = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Layouts that differ only in options that trade memory for time: shards, checkpointing and resharding."""
+    """Layouts that differ only in options that trade memory for time, and in the layers of the last stage."""
 
     template: Layout  # one layout of the family
     shards: tuple[int, ...]  # the values of `dp_shard`, largest first; the other data-parallel ranks are replicas
     checkpointings: tuple[Checkpointing, ...]  # the values of `checkpointing`, fastest first
     reshardings: tuple[bool, ...]  # the values of `reshard_after_forward`
+    less_layers: tuple[int, ...]  # the values of `last_stage_less_layers`
 
     def __len__(self) -> int:
-        return len(self.shards) * len(self.checkpointings) * len(self.reshardings)
+        return len(self.shards) * len(self.checkpointings) * len(self.reshardings) * len(self.less_layers)
 
     def list_layouts(self, checkpointing: Checkpointing, reshard: bool) -> Iterator[Layout]:
         """Yield the layouts with this checkpointing and resharding, starting with the largest number of shards."""
-        for shards in self.shards:
+        for less, shards in product(self.less_layers, self.shards):
             yield replace(
                 self.template,
+                last_stage_less_layers=less,
                 dp_shard=shards,
                 dp_replicate=self.template.dp // shards,
                 checkpointing=checkpointing,
@@ -67,7 +69,7 @@ def list_families(
             kept, reshards = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
             if pairs[0] != (template.checkpointing, template.reshard_after_forward):
                 template = replace(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
-            yield Family(template, shards, kept, reshards)
+            yield Family(template, shards, kept, reshards, tuple(space.list_less(template)))
 
 
 @dataclass(frozen=True)
@@ -131,15 +133,29 @@ class _Space:
             if self.fixed.get("schedule", "1f1b") == "1f1b" and self.fixed.get("stages_per_rank", 1) == 1:
                 yield "1f1b", 1
             return
-        layers = self.job.model.layers // pp if self.job.model.layers % pp == 0 else 1
+        layers = self.job.model.layers + sum(self.fixed.get(name, 0) for name in LESS_LAYERS)
+        layers = layers // pp if layers % pp == 0 else 1
         several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
-        if sizes := self.job.layout.layers_per_stage or self.fixed.get("layers_per_stage"):
-            several = [len(sizes) // pp] if len(sizes) > pp else []
         for schedule in self.values("schedule"):
             is_single = schedule == "1f1b" or (schedule == "zero_bubble" and self.job.trainer == "primus")
             counts = [1] if is_single else [2] if schedule in V_SCHEDULES else several
             for stages in self._degree("stages_per_rank", counts):
                 yield schedule, stages
+
+    def list_less(self, layout: Layout) -> Iterator[int]:
+        """Yield the layout's `last_stage_less_layers`, and the value with which all other stages are equal and the
+        slowest one takes the least time, by the weights that a token is multiplied by. Those of a head, which is in
+        bf16, count twice if blocks are in fp8."""
+        yield layout.last_stage_less_layers
+        model, pp, name = self.job.model, layout.pp, "last_stage_less_layers"
+        if pp == 1 or layout.schedule != "1f1b" or name in {*self.fixed, *find_trainer(self.job.trainer).runs}:
+            return
+        block = model.mixer_weights(model.layers - 1) + model.active_mlp_weights(model.layers - 1)
+        head = model.head_weights * (1 if self.job.precision in ("bf16", "fp16", "fp32") else 2) / block
+        layers, extra = model.layers + layout.first_stage_less_layers, model.prediction_layers * (1 + head) + head
+        counts = (0, *range(-layers % pp or pp, (layers - 1) // (pp - 1) + 1, pp))
+        if best := min(counts, key=lambda less: (layers + less) / pp + max(0.0, extra - less)):
+            yield best
 
     def values(self, name: str) -> tuple[Any, ...]:
         return (self.fixed[name],) if name in self.fixed else tuple(self.options[name])

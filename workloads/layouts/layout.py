@@ -24,6 +24,7 @@ ContextMethod = Literal["allgather", "ring"]
 AttentionKernel = Literal["flash2", "flash3", "cudnn", "cudnn_fp8", "unfused"]
 Dispatcher = Literal["alltoall", "deepep", "allgather"]
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+LESS_LAYERS = ("first_stage_less_layers", "last_stage_less_layers")
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class Layout:
     checkpointing: Checkpointing = "none"
     # The number of checkpointed blocks; None for the blocks that `checkpointing_freq` selects.
     checkpointed_layers: int | None = None
-    # The layers of each pipeline stage in order; None to divide them evenly.
-    layers_per_stage: tuple[int, ...] | None = None
+    # How many layers fewer than the other stages the first and the last stage of a pipeline have, which also have the
+    # embedding and the head, as torchtitan's `pipeline_parallel_last_stage_less_layers`.
+    first_stage_less_layers: int = 0
+    last_stage_less_layers: int = 0
     # Every Nth block is checkpointed, counted like torchtitan's `selective_ac_option`. Only this project's trainer has
     # this field and `cuda_graph`, which records the passes of a step once and replays them.
     checkpointing_freq: int = 1
@@ -89,6 +92,10 @@ class Layout:
     def stages(self) -> int:
         return self.pp * self.stages_per_rank
 
+    @property
+    def less_layers(self) -> tuple[int, int]:
+        return self.first_stage_less_layers, self.last_stage_less_layers
+
     def checkpointing_of(self, block: int) -> Checkpointing:
         """Return the checkpointing of a block, given its number, counted from 0."""
         return self.checkpointing if (block + 1) % self.checkpointing_freq == 0 else "none"
@@ -115,7 +122,9 @@ class Layout:
     def __str__(self) -> str:
         degrees = [f"{name} {getattr(self, name)}" for name in (*DEGREES, "ep") if getattr(self, name) > 1]
         ring = " (ring)" if self.cp_method == "ring" else ""
-        pipeline = f" ({self.schedule}, {self.stages} stages)" if self.pp > 1 else ""
+        ends = zip(("first", "last"), self.less_layers, strict=True)
+        less = "".join(f", {end} with {count} layers less" for end, count in ends if count)
+        pipeline = f" ({self.schedule}, {self.stages} stages{less})" if self.pp > 1 else ""
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
         checkpointing = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
         if self.checkpointing_freq > 1:
@@ -163,9 +172,11 @@ class Job:
 
 # A layout as `key=value` arguments of the command.
 _SIZES = (*DEGREES[:-1], "ep", "pp")
-WORDS = (*_SIZES, "schedule", "stages_per_rank", "sharding", "micro_batch", "checkpointing", "reshard_after_forward")
+_OTHERS = ("sharding", "micro_batch", "checkpointing", "reshard_after_forward")
+WORDS = (*_SIZES, "schedule", "stages_per_rank", *LESS_LAYERS, *_OTHERS)
 USUAL = {
     **dict.fromkeys(_SIZES, ("1",)),
+    **dict.fromkeys(LESS_LAYERS, ("0",)),
     "schedule": ("1f1b",),
     "stages_per_rank": ("1",),
     "sharding": ("none", "fsdp2"),
@@ -181,8 +192,8 @@ def describe(layout: Layout) -> str:
     """Describe the layout in one line, omitting fields that have their usual values."""
     words = layout_words(layout)
     unusual: dict[str, object] = {name: value for name, value in words.items() if value not in USUAL.get(name, ())}
-    optional = {"checkpointed_layers": layout.checkpointed_layers, "layers_per_stage": layout.layers_per_stage}
-    unusual |= {name: value for name, value in optional.items() if value is not None}
+    if layout.checkpointed_layers is not None:
+        unusual["checkpointed_layers"] = layout.checkpointed_layers
     return write_words(unusual)
 
 

@@ -149,15 +149,14 @@ def _check_stages(job: Job, site: Site) -> Iterator[str]:
         yield f"schedule {layout.schedule} needs stages_per_rank {'1' if needs_single else 'above 1'}"
 
 
-def _check_layers_per_stage(job: Job, site: Site) -> Iterator[str]:
-    sizes, layout, layers = job.layout.layers_per_stage, job.layout, job.model.layers
-    if sizes is None:
-        return
-    if len(sizes) != layout.stages:
-        count = f"pp {layout.pp} x stages_per_rank {layout.stages_per_rank} = {layout.stages} stages"
-        yield f"layers_per_stage has {len(sizes)} numbers, but {count}"
-    if sum(sizes) != layers or min(sizes) < 1:
-        yield f"layers_per_stage adds up to {sum(sizes)}; it needs {layers} layers, 1 or more in a stage"
+def _check_less_layers(job: Job, site: Site) -> Iterator[str]:
+    layout = job.layout
+    first, last = layout.less_layers
+    if layout.pp == 1 and (first or last):
+        yield "pp 1 is not a pipeline: first_stage_less_layers and last_stage_less_layers have to be 0"
+    elif (job.model.layers + first + last) // layout.stages <= max(first, last):
+        given = f"first_stage_less_layers {first} and last_stage_less_layers {last}"
+        yield f"{given} leave a stage no layer: {job.model.layers} layers are in {layout.stages} stages"
 
 
 def _check_microbatches(job: Job, site: Site) -> Iterator[str]:
@@ -388,7 +387,7 @@ RULES = (
     Rule("cp divides the sequence", _check_cp),
     Rule("micro-batches divide the global batch", _check_batch),
     Rule("stages and schedule agree", _check_stages),
-    Rule("layers_per_stage divides the layers", _check_layers_per_stage),
+    Rule("each stage has a layer", _check_less_layers),
     Rule("micro-batches fill the pipeline", _check_microbatches),
     Rule("ep divides the experts", _check_experts),
     Rule("ep divides the experts", _check_borrowed_experts, frozenset({"prime-rl"})),

@@ -11,7 +11,7 @@ from workloads.estimator.estimate import find_band
 from workloads.estimator.memory import peak_memory
 from workloads.estimator.step import step_seconds
 from workloads.hardware.precisions import peak_tflops
-from workloads.layouts.layout import DEGREES, ContextMethod, Job, Layout, TorchSchedule
+from workloads.layouts.layout import DEGREES, LESS_LAYERS, ContextMethod, Job, Layout, TorchSchedule
 from workloads.layouts.rules import Rule, Site, Violation, find_violation
 from workloads.layouts.trainers import OWN
 from workloads.models.flops import attended_length, model_flops_per_token
@@ -24,7 +24,7 @@ from workloads.precision import unsupported_layer_rate_reason
 # The parameters that are layout fields with the same name.
 LAYOUT_PARAMETERS = (
     *(*DEGREES, "stages_per_rank", "schedule", "micro_batch", "checkpointing", "checkpointing_freq"),
-    *("reshard_after_forward", "cp_method", "cuda_graph", "ep"),
+    *(*LESS_LAYERS, "reshard_after_forward", "cp_method", "cuda_graph", "ep"),
 )
 EXPERT_PARAMETERS = ("imbalance", "auxiliary_loss", "z_loss", "bias_rate")
 TORCH_VERSION = tuple(int(part) for part in version("torch").split(".")[:2])
@@ -56,6 +56,8 @@ class ParallelParameters:
         pp: pipeline-parallel degree.
         ep: expert-parallel degree: the number of `dp_shard`, `cp` and `tp` ranks that divide the experts of a mixture.
         stages_per_rank: pipeline stages per rank.
+        first_stage_less_layers: how many layers fewer than the other stages the first stage has.
+        last_stage_less_layers: how many layers fewer than the other stages the last stage has.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.
         checkpointing: activations that are recomputed in the backward pass. selective_up recomputes the up projection,
@@ -101,6 +103,8 @@ class ParallelParameters:
     pp: int = degree()
     ep: int = degree()
     stages_per_rank: int = degree()
+    first_stage_less_layers: int = field(default=0, metadata={"min": 0})
+    last_stage_less_layers: int = field(default=0, metadata={"min": 0})
     schedule: TorchSchedule = "1f1b"
     micro_batch: int = degree()
     checkpointing: Literal["none", "selective_up", "selective", "full"] = "none"

@@ -223,7 +223,7 @@ def build_stages(
     # PyTorch's pipeline schedules divide gradients by the number of micro-batches (scale_grads).
     loss_share = (1 / layout.microbatches if layout.pp == 1 else 1.0) / layout.tp
     stages = []
-    layers_of_stages = stage_layers(shape.layers, layout.stages)
+    layers_of_stages = stage_layers(shape.layers, layout.stages, *layout.less_layers)
     for layers in (layers_of_stages[index] for index in layout.list_stages(pp_rank)):
         with torch.device("meta"):
             stage = Stage(shape, layers, rope, build_block).to(spec.state_dtype)

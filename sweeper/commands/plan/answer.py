@@ -10,7 +10,6 @@ from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
-from workloads.estimator.pipeline import stage_layers
 from workloads.estimator.questions import Comparison, Reliability, TrainingRun, alternatives, compare, training_run
 from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
@@ -73,29 +72,9 @@ def answer(request: PlanRequest) -> Answer:
         changed = replace(problem, job=job, cluster=cluster)
         candidates = [_estimate_layout(changed, item.layout) for item in result.best]
         doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
-    if (shortened := _shorten_last_stage(problem, result.best[0])) is not result.best[0]:
-        doubled["fewer layers on the last stage"] = shortened
     return Answer(
         request.model, problem, result, faster, comparison, doubled, training, request.price[1], rates, request.gpus
     )
-
-
-def _shorten_last_stage(problem: Problem, best: Candidate) -> Candidate:
-    """Return the fastest layout that moves layers from the last stage, which has the output layer, to the others, or
-    `best` if none is faster, or if its stages are given or interleaved."""
-    layout, candidates = best.layout, []
-    if layout.pp == 1 or layout.stages_per_rank > 1 or layout.layers_per_stage or problem.reading:
-        return best
-    sizes = [len(stage) for stage in stage_layers(problem.job.model.layers, layout.pp)]
-    while sizes[-1] > 1:
-        sizes[-1] -= 1
-        sizes[min(range(layout.pp - 1), key=lambda stage: (sizes[stage], -stage))] += 1
-        candidate = _estimate_layout(problem, replace(layout, layers_per_stage=tuple(sizes)))
-        if not find_violation(replace(problem.job, layout=candidate.layout), problem.cluster):
-            candidates.append(candidate)
-    usable_gib = problem.cluster.usable_gib
-    fitting = [c for c in candidates if bound_gib(c.estimate.memory, problem.job, problem.cluster) <= usable_gib]
-    return min([best, *fitting], key=lambda candidate: candidate.estimate.step.total_s)
 
 
 def _find_remedy(problem: Problem) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -84,7 +83,8 @@ class PlanRequest:
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
         stages_per_rank: number of pipeline stages per GPU.
         schedule: execution order of the pipeline stages.
-        layers_per_stage: number of layers in each stage, separated by commas; by default evenly divided.
+        first_stage_less_layers: how many layers fewer than the other stages the first stage has.
+        last_stage_less_layers: how many layers fewer than the other stages the last stage has.
         micro_batch: number of sequences that a GPU processes at once.
         sharding: states that dp_shard divides among GPUs.
         reshard_after_forward: gather weights again for the backward pass.
@@ -125,7 +125,8 @@ class PlanRequest:
     ep: int | None = degree()
     stages_per_rank: int | None = degree()
     schedule: Schedule | None = None
-    layers_per_stage: str | None = None
+    first_stage_less_layers: int | None = field(default=None, metadata={"min": 0})
+    last_stage_less_layers: int | None = field(default=None, metadata={"min": 0})
     micro_batch: int | None = degree()
     sharding: Sharding | None = None
     reshard_after_forward: bool | None = None
@@ -226,10 +227,6 @@ def build_problem(request: PlanRequest) -> Problem:
         given = {
             name: value for name, value in read.items() if name in SEARCHED_FIELDS or value != getattr(usual, name)
         } | given
-    if (stages := request.layers_per_stage) is not None:
-        if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", stages):
-            raise UserInputError(f"layers_per_stage={stages}: must be the layers of each stage, such as 9,7,8,8")
-        given["layers_per_stage"] = tuple(map(int, stages.split(",")))
     trainer = request.trainer or (reading.trainer if reading else request.file or OWN)
     for name in OF_EXPERTS if not model.experts else ():
         if (value := getattr(request, name)) is not None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.conftest import examples
@@ -15,6 +15,7 @@ from tests.support.planner import LLAMA_8B, cluster, flatten, job
 from workloads.estimator import search
 from workloads.estimator.estimate import JobEstimate, StageMemory, StepTime
 from workloads.estimator.search import SearchResult
+from workloads.estimator.step import step_bound_s
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import divisors, list_families
 from workloads.layouts.layout import Job, Layout
@@ -42,7 +43,7 @@ def toy_estimate(seed: int, job: Job, cluster: Cluster) -> JobEstimate:
 def find_by(estimate: Callable[[Job, Cluster], JobEstimate], template: Job, target: Cluster, keep: int) -> SearchResult:
     """Return the layouts that a search by this estimate finds."""
 
-    def bound_s(job: Job, cluster: Cluster) -> float:
+    def bound_s(job: Job, cluster: Cluster, *, any_stages: bool) -> float:
         step = estimate(replace(job, layout=replace(job.layout, reshard_after_forward=False)), cluster).step
         return step.total_s - step.data_parallel
 
@@ -107,6 +108,19 @@ def test_what_fits_nowhere_gives_the_smallest_layout() -> None:
     result = find_by(estimate, job(Layout(global_batch=8)), cluster(4), 5)
     assert result.best == () and result.estimated == 0 and result.too_large == len(all_layouts(4, 8, {}))
     assert result.smallest is not None and result.smallest.layout.micro_batch == 1
+
+
+@examples(20)
+@given(st.sampled_from([2, 4, 8]), st.integers(-1, 5), st.integers(0, 12), st.booleans())
+def test_the_bound_of_any_stages_is_below_all_of_them(pp: int, first: int, last: int, has_experts: bool) -> None:
+    experts: dict[str, Any] = {"experts": 8, "experts_per_token": 2, "expert_intermediate_size": 2048}
+    layout = Layout(pp=pp, dp_shard=8, global_batch=128)
+    template = replace(job(layout, replace(LLAMA_8B, **(experts if has_experts else {}))), trainer="torchtitan")
+    target = cluster(8 * pp)
+    divided = replace(layout, first_stage_less_layers=first, last_stage_less_layers=last)
+    assume(find_violation(replace(template, layout=divided), target) is None)
+    bound_s = step_bound_s(template, target, any_stages=True)
+    assert bound_s <= step_bound_s(replace(template, layout=divided), target) * (1 + 1e-9)
 
 
 def test_experts_bring_expert_parallel() -> None:

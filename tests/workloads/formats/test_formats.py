@@ -71,6 +71,7 @@ SPACES = {
 SPACES["primus"] = SPACES["megatron"] | {"schedule": ["1f1b", "interleaved", "zbv", "zero_bubble", "v_half", "v_min"]}
 SPACES["nemo"] = SPACES["megatron"] | {"model": [LLAMA, LLAMA_405B, EXPERTS], "precision": ["bf16", "fp16", "mxfp8"]}
 DEGREES = {"dp_replicate": [1, 2], "dp_shard": [1, 2, 8], "tp": [1, 2], "cp": [1, 2], "pp": [1, 2, 4]}
+DEGREES |= {"first_stage_less_layers": [0, 0, 1], "last_stage_less_layers": [0, 0, 1, 4]}
 JOB_FIELDS = ("model", "precision", "state", "document_tokens")
 
 
@@ -112,6 +113,66 @@ def test_a_file_is_read_back_as_its_job(trainer: str) -> None:
 
     check()
     assert written >= 3
+
+
+LESS = {"pp": 4, "dp_shard": 2, "tp": 1}
+UNEQUAL: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
+    ("megatron", {"last_stage_less_layers": 4}, ("--decoder-last-pipeline-num-layers=5",)),
+    (
+        "megatron",
+        {"first_stage_less_layers": 1, "last_stage_less_layers": 3},
+        ("--decoder-first-pipeline-num-layers=8", "--decoder-last-pipeline-num-layers=6"),
+    ),
+    (
+        "nemo",
+        {"last_stage_less_layers": 4},
+        ("model.num_layers_in_last_pipeline_stage=5",),
+    ),
+    ("primus", {"last_stage_less_layers": 4}, ("decoder_last_pipeline_num_layers: 5",)),
+    (
+        "torchtitan",
+        {"last_stage_less_layers": 4},
+        (
+            "pipeline_parallel_layers_per_stage = 9",
+            "pipeline_parallel_first_stage_less_layers = 0",
+            "pipeline_parallel_last_stage_less_layers = 4",
+        ),
+    ),
+    (
+        "torchtitan",
+        {},
+        ("pipeline_parallel_layers_per_stage = 8", "pipeline_parallel_last_stage_less_layers = 0"),
+    ),
+    ("own", {"last_stage_less_layers": 4}, ("space.last_stage_less_layers=4",)),
+]
+
+
+@pytest.mark.parametrize(("trainer", "less", "lines"), UNEQUAL)
+def test_stages_of_unequal_sizes_are_written_and_read_back(
+    trainer: str, less: dict[str, int], lines: tuple[str, ...]
+) -> None:
+    job = example(trainer, **LESS, **less)
+    text = render(job, 8).text
+    assert all(line in text for line in lines) and "account" not in text
+    layout = read_layout(text).layout
+    assert {name: getattr(layout, name) for name in less} == less and layout.stages == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "less"),
+    [
+        ("--decoder-last-pipeline-num-layers 5", (0, 4)),  # 9, 9, 9, 5
+        ("--decoder-first-pipeline-num-layers 11", (-4, 0)),  # 11, 7, 7, 7
+        ("--decoder-first-pipeline-num-layers 9 --decoder-last-pipeline-num-layers 7", (-1, 1)),  # 9, 8, 8, 7
+        ("--decoder-last-pipeline-num-layers 14 --num-virtual-stages-per-pipeline-rank 2", (0, -8)),  # 6, 6, 6, 14
+        ("--account-for-loss-in-pipeline-split", (0, 1)),
+    ],
+)
+def test_numbers_of_layers_on_the_ends_are_read(options: str, less: tuple[int, int]) -> None:
+    text = f"python pretrain_gpt.py --num-layers 32 --pipeline-model-parallel-size 4 --micro-batch-size 1 {options}"
+    reading = read_layout(text, 8)
+    assert reading.layout.less_layers == less and not reading.left
+    assert {field for field, _ in reading.taken.values()} & {"first_stage_less_layers", "last_stage_less_layers"}
 
 
 @pytest.mark.parametrize("trainer", ["megatron", "nemo", "primus"])
@@ -175,6 +236,16 @@ def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
             "megatron: precision=fp8_rowwise cannot be written. Supported: bf16",
         ),
         ("primus", {"tp_overlap": "async", "sequence_parallel": False}, "primus: tp_overlap=async needs sequence_par"),
+        (
+            "megatron",
+            {"pp": 4, "dp_shard": 1, "last_stage_less_layers": 2},
+            "megatron: 32 layers do not divide into 4 stages (pp x stages_per_rank) with first_stage_less_layers=0",
+        ),
+        (
+            "megatron",
+            {"pp": 2, "dp_shard": 2, "stages_per_rank": 3, "schedule": "interleaved", "last_stage_less_layers": 4},
+            "megatron: last_stage_less_layers=4 cannot be written with 3 stages on a rank",
+        ),
         ("own", {"offload_optimizer": True}, "own: offload_optimizer=true cannot be written"),
         ("own", {"model": replace(LLAMA, layers=31)}, "own: model is none of this project's catalogue"),
     ],

@@ -137,6 +137,20 @@ def test_stages_have_every_layer_once_and_differ_by_at_most_one(layers: int, sta
     assert max(map(len, stage_ranges)) - min(map(len, stage_ranges)) <= 1
 
 
+@pytest.mark.parametrize(
+    ("layers", "less", "sizes"),
+    [
+        (61, (0, 3), [16, 16, 16, 13]),
+        (62, (1, 1), [15, 16, 16, 15]),
+        (32, (1, 1), [8, 9, 8, 7]),  # torchtitan's default: generate_llm_fqn_per_model_part(4, 32, 1, 1)
+        (33, (-2, 1), [10, 8, 8, 7]),
+    ],
+)
+def test_the_ends_have_fewer_layers(layers: int, less: tuple[int, int], sizes: list[int]) -> None:
+    stages = stage_layers(layers, 4, *less)
+    assert list(map(len, stages)) == sizes and stages[-1].stop == layers
+
+
 @given(st.sampled_from(["1f1b", "interleaved", "zbv"]), st.integers(1, 8), st.integers(1, 3))
 def test_every_stage_is_on_one_rank_and_the_ends_of_a_v_are_on_the_first(
     schedule: str, pp: int, stages_per_rank: int
