@@ -39,6 +39,7 @@ class Answer:
     price: str  # the price of a GPU-hour, marked if assumed; empty if unknown
     rates: dict[int, float]  # tokens per day, by number of GPUs tried for `tokens_per_day` or `days`
     at_least: int | None = None  # `gpus` of the request: smaller numbers were not tried
+    max_cost: float | None = None  # of the request; the middle of the band is at most this
 
     @property
     def best(self) -> Candidate:
@@ -72,9 +73,8 @@ def answer(request: PlanRequest) -> Answer:
         changed = replace(problem, job=job, cluster=cluster)
         candidates = [_estimate_layout(changed, item.layout) for item in result.best]
         doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
-    return Answer(
-        request.model, problem, result, faster, comparison, doubled, training, request.price[1], rates, request.gpus
-    )
+    of_request = (request.price[1], rates, request.gpus, request.max_cost)
+    return Answer(request.model, problem, result, faster, comparison, doubled, training, *of_request)
 
 
 def _find_remedy(problem: Problem) -> str:

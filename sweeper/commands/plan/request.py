@@ -95,9 +95,11 @@ class PlanRequest:
         file: trainer for which to write the fastest layout as a file.
         train_tokens: number of tokens of the whole training run, for the run's duration and cost.
         tokens_per_day: find the number of GPUs needed to train on this many tokens per day.
-        days: find the number of GPUs needed to train on train_tokens in this many days, including failures.
+        days: find the number of GPUs needed to train on train_tokens in this many days, including failures; the middle
+            of the band has to reach it, and a line gives the slow end.
         price_per_hour: price of one GPU-hour; by default a provider's list price in USD from conf/hardware, if known.
-        max_cost: reject a plan if training on train_tokens costs more than this.
+        max_cost: reject a plan if training on train_tokens costs more than this by the middle of the band; a line says
+            if the slow end costs more.
         failures_per_gpu_day: rate of unexpected interruptions; by default the rate in Llama 3's training.
         restart_s: time from a failure until training continues.
         checkpoint_s: time for which a checkpoint stops training.

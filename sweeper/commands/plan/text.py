@@ -274,6 +274,8 @@ def tail_lines(answer: Answer) -> list[str]:
     failures = round_to_band(training.failures, band.error_share)
     lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
     lines += [f"price     {answer.price}"] if answer.price else []
+    if answer.max_cost is not None and (training.cost or 0.0) / (1 - band.error_share) > answer.max_cost:
+        lines.append(f"max_cost  {answer.max_cost:g} is met by the middle of the band, not by its slow end")
     lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/reference/planner-scoreboard.md)")
     return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best, answer.model)]
 

@@ -594,6 +594,10 @@ def test_a_cost_that_is_refused_is_shown_above_its_limit(tokens: float) -> None:
         answer(read_request([*words, f"max_cost={limit}"]))
     cost = re.search(r"GPUs cost ([\d,.]+) \(", str(refusal.value))
     assert cost and float(cost[1].replace(",", "")) > limit
+    missed = "is met by the middle of the band, not by its slow end"
+    for factor, is_missed in ((1.01, True), (3.0, False)):
+        lines = tail_lines(answer(read_request([*words, f"max_cost={factor * limit}"])))
+        assert any(line == f"max_cost  {factor * limit:g} {missed}" for line in lines) == is_missed
 
 
 def test_a_file_for_a_trainer_is_planned_as_that_trainer_runs_it() -> None:
