@@ -34,6 +34,7 @@ CHECKPOINTINGS: dict[str, Checkpointing] = {
     "none": "none",
     "per_op": "per_op",
     "selective": "selective",
+    "selective_up": "selective_up",
     "core_attention": "core_attention",
     "norm_act": "norm_act",
     "full": "full",
