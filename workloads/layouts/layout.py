@@ -123,7 +123,7 @@ class Layout:
         degrees = [f"{name} {getattr(self, name)}" for name in (*DEGREES, "ep") if getattr(self, name) > 1]
         ring = " (ring)" if self.cp_method == "ring" else ""
         ends = zip(("first", "last"), self.less_layers, strict=True)
-        less = "".join(f", {end} with {count} layers less" for end, count in ends if count)
+        less = "".join(f", {end} with {count} fewer" for end, count in ends if count)
         pipeline = f" ({self.schedule}, {self.stages} stages{less})" if self.pp > 1 else ""
         batch = f"micro-batch {self.micro_batch} x {self.microbatches}"
         checkpointing = "" if self.checkpointing == "none" else f", {self.checkpointing} checkpointing"
