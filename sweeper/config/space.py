@@ -34,7 +34,7 @@ from workloads.api.validation import MAX_INTEGER
 Value = str | int | float | bool | None
 Parameters = dict[str, Value]
 LISTS = "(,["  # unquoted text with one of these characters is parsed as a list, a choice or a range
-_PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./:-]*")  # needs no quotes, unless it is a literal
+_PLAIN_TEXT = re.compile(r"(?!\.+\d)[A-Za-z_./][\w./:-]*", re.ASCII)  # needs no quotes, unless it is a literal
 NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # Hydra's choice() rejects null, but a list may contain it
 ALLOWED_FORMS = (
     "range(first, end, step), choice(a, b), interval(low, high), for a log scale tag(log, interval(low, high)), "

@@ -74,7 +74,7 @@ def build_charts(
     is_comparable = values.nunique() > 1 and points.shape[1] > 1
     if is_comparable and (importances := parameter_charts.compute_importances(ranks, parameters)):
         yield "importances", parameter_charts.build_importances("Parameter importances", importances)
-    varying = [name for name in points if points[name].nunique() > 1]
+    varying = [name for name in points if points[name].nunique(dropna=False) > 1]
     if len(varying) > 1:
         x, y = (parameter_charts.build_grid_axis(str(name), points[name].tolist(), MAX_CELLS) for name in varying[:2])
         cells = parameter_charts.find_best_in_cells(x, y, values.to_list(), minimize=minimize)

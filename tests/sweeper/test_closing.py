@@ -1,7 +1,7 @@
 """What a sweep leaves when it ends: the ranking that MLflow shows."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,25 +22,26 @@ SPEEDS = (80.0, 90.0, 100.0, 70.0)  # of the search
 ROUNDS = {2: 85.0, 1: 95.0}  # of the finals, which turn the order of the first two around
 
 
-def make_results(exceeded: Mapping[int, tuple[str, ...]] | None = None) -> Results:
-    """Return the results of a search of four trials and of finals of two, of which some may be beyond a limit."""
+def make_results(beyond: Collection[int] = (), limit_gib: float = 3.5) -> Results:
+    """Return the results of a search of four trials and of finals of two, in which some take 4 GiB instead of 3."""
     searched = [
         trial_record(number, {"x": number}, metrics={"tokens_per_s": speed, "peak_memory_gib": 3.0})
         for number, speed in enumerate(SPEEDS)
     ]
     remeasured = [
         trial_record(
-            number, {"x": trial}, metrics={"tokens_per_s": speed + n}, remeasurement=Remeasurement(trial, n, (1, 2))
+            number,
+            {"x": trial},
+            metrics={"tokens_per_s": speed + n, "peak_memory_gib": 4.0 if trial in beyond else 3.0},
+            remeasurement=Remeasurement(trial, n, (1, 2)),
         )
         for number, (n, (trial, speed)) in enumerate(itertools.product(range(3), ROUNDS.items()), start=len(SPEEDS))
     ]
-    criteria = Criteria.of({"tokens_per_s": "maximize"})
+    criteria = Criteria.of({"tokens_per_s": "maximize"}, {"peak_memory_gib": limit_gib})
     best = criteria.rank(searched)
     workload = SimpleNamespace(name="parallel", objective="tokens_per_s", direction="maximize")
     plan = SimpleNamespace(config=SimpleNamespace(workload=workload), space=Space({"x": Choice((0, 1, 2, 3))}))
     finalists = finalist_results(best, 2, [*searched, *remeasured], criteria)
-    finalists = [replace(row, exceeded=(exceeded or {}).get(row.trial.number, ())) for row in finalists]
-    finalists.sort(key=lambda row: bool(row.exceeded))
     return Results(plan, {}, searched, remeasured, [], best, finalists, [])  # type: ignore[arg-type]
 
 
@@ -76,14 +77,14 @@ def test_a_finalist_beyond_a_limit_does_not_win_and_is_marked(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(workspace.path)
-    results = make_results({1: BEYOND})
+    results = make_results({1})
     assert results.winner is not None and results.winner.number == 2
     assert [finalist.trial.number for finalist in results.finalists] == [2, 1] and not results.finalists[1].tied
     heading, rows, _ = finalist_rows(results.finalists, "tokens_per_s")
     assert heading[:2] == ["trial", "limits"] and [row[:2] for row in rows] == [["2", "kept"], ["1", BEYOND[0]]]
     store = store_trials(workspace, results)
-    for beyond in (BEYOND, ()):  # after an extension other limits hold
-        view = build_view(make_results({1: beyond}))
+    for beyond, limit_gib in ((True, 3.5), (False, 5.0)):  # after an extension other limits hold
+        view = build_view(make_results({1}, limit_gib))
         store.write_view(view)
         marked = {run.data.tags["sweeper.trial"] for run in workspace.runs("trial") if "exceeded" in run.data.tags}
         assert marked == ({"1"} if beyond else set())
@@ -91,7 +92,7 @@ def test_a_finalist_beyond_a_limit_does_not_win_and_is_marked(
 
 
 def test_without_a_finalist_within_the_limits_the_best_of_the_search_leads() -> None:
-    results = make_results({1: BEYOND, 2: BEYOND})
+    results = make_results({1, 2})
     assert results.winner is not None and results.winner.number == 0 and "final_trial" not in results.metrics()
 
 

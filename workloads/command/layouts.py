@@ -13,7 +13,7 @@ from workloads.estimator.memory import peak_memory
 from workloads.estimator.step import step_seconds
 from workloads.formats.logs import DTYPES
 from workloads.hardware.precisions import PRECISIONS
-from workloads.layouts.layout import DEGREES, LAYOUT_FIELDS, Job, Layout, State, describe
+from workloads.layouts.layout import DEGREES, LAYOUT_FIELDS, LESS_LAYERS, Job, Layout, State, describe
 from workloads.layouts.rules import find_common_violation, find_violation
 from workloads.layouts.trainers import OWN, find_trainer
 from workloads.models.model import MODELS
@@ -40,7 +40,7 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
     find = find_violation if settings.trainer else find_common_violation  # `read_job` calls an unknown trainer own
     if violation := find(job, cluster):
         return Estimate(violation.reason, violation.rule, description=description)
-    if (job.model.layers + sum(job.layout.less_layers)) % job.layout.pp:
+    if job.model.layers % job.layout.pp and not any(job.layout.less_layers):
         reason = f"pp {job.layout.pp} does not divide {job.model.layers} layers"
         return Estimate(reason, "pp divides the layers", description=description)
     memory = {}
@@ -78,6 +78,9 @@ def read_job(settings: CommandSettings, values: Mapping[str, Any], machine: Mach
     for field in COUNTS:
         if not isinstance(number := getattr(layout, field), int) or number < 1:
             raise ValueError(f"{field}={number}, it has to be a whole number from 1")
+    for field in LESS_LAYERS:
+        if not isinstance(number := getattr(layout, field), int):
+            raise ValueError(f"{field}={number}, it has to be a whole number")
     remaining = max(1, machine.world_size // layout.gpus)
     if "dp_shard" in given:
         layout = replace(layout, dp_replicate=layout.dp_replicate * remaining)

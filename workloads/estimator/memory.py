@@ -167,7 +167,7 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
         products = queries + keys / 2 + width + routed
         return residual + outputs + products * (1.0 if placed.saves_products else placed.plain_share)
     inside = (3 if gated else 2) * width  # the activation's inputs and its result
-    if checkpointing in ("norm_act", "selective"):
+    if checkpointing in ("norm_act", "selective", "selective_up"):
         return model.norms * residual + queries + outputs + keys + (inside - width) + routed
     # PyTorch saves the gathered input of a tensor-parallel GEMM; Megatron gathers the input again (arXiv 2205.05198).
     gathered = 2 * model.hidden_size if tp > 1 and placed.trainer.core == "pytorch" else 0.0

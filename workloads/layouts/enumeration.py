@@ -134,7 +134,7 @@ class _Space:
                 yield "1f1b", 1
             return
         layers = self.job.model.layers + sum(self.fixed.get(name, 0) for name in LESS_LAYERS)
-        layers = layers // pp if layers % pp == 0 else 1
+        layers = layers // pp if layers > 0 and layers % pp == 0 else 1
         several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
         for schedule in self.values("schedule"):
             is_single = schedule == "1f1b" or (schedule == "zero_bubble" and self.job.trainer == "primus")

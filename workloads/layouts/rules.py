@@ -156,7 +156,7 @@ def _check_less_layers(job: Job, site: Site) -> Iterator[str]:
         yield "pp 1 is not a pipeline: first_stage_less_layers and last_stage_less_layers have to be 0"
     elif (job.model.layers + first + last) // layout.stages <= max(first, last):
         given = f"first_stage_less_layers {first} and last_stage_less_layers {last}"
-        yield f"{given} leave a stage no layer: {job.model.layers} layers are in {layout.stages} stages"
+        yield f"{given} leave a stage without layers: {job.model.layers} layers in {layout.stages} stages"
 
 
 def _check_microbatches(job: Job, site: Site) -> Iterator[str]:
@@ -247,8 +247,11 @@ def _check_checkpointing(job: Job, site: Site) -> Iterator[str]:
 def _check_selective_up(job: Job, site: Site) -> Iterator[str]:
     if job.layout.checkpointing != "selective_up":
         return
-    if job.model.experts:
-        yield "selective_up divides a GEMM of dense MLPs, and the model has experts: use selective"
+    model = job.model
+    if model.experts or model.mlp_matrices < 3:
+        yield "selective_up needs gated MLPs, and the model has experts or no gate: use selective"
+    if model.intermediate_size in (model.hidden_size, model.linear("qkv")[1]):
+        yield "selective_up does not know gate from other GEMMs of its size: use selective"
     if job.layout.tp > 1 and not job.manual_backward:
         yield "selective_up does not divide the GEMM of gate and up among tp ranks: tp has to be 1"
     if job.precision not in PLAIN_PRECISIONS and not job.manual_backward:

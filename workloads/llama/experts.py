@@ -212,7 +212,8 @@ class Experts(nn.Module):
         # Weights and experts are exchanged at once, since fp32 represents expert numbers exactly.
         both = gather_rows(torch.cat([weights, choice.experts.float()], dim=1), 0, self.group_name)
         weights, experts = both.chunk(2, dim=1)
-        # Gathered last, so that the backward pass scatters these gradients first, while it computes those of weights.
+        # Gathered last, so that the backward pass scatters these gradients first. The gradients of the experts' weights
+        # are computed meanwhile.
         gathered = gather_rows(tokens, 0, self.group_name)
         shared = self._shared(tokens) if self._has_shared else None  # overlaps the exchange
         local, share = experts.detach().long() - self.rank * len(self.down), len(self.down)

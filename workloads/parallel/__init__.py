@@ -56,8 +56,8 @@ class ParallelParameters:
         pp: pipeline-parallel degree.
         ep: expert-parallel degree: the number of `dp_shard`, `cp` and `tp` ranks that divide the experts of a mixture.
         stages_per_rank: pipeline stages per rank.
-        first_stage_less_layers: how many layers fewer than the other stages the first stage has.
-        last_stage_less_layers: how many layers fewer than the other stages the last stage has.
+        first_stage_less_layers: how many layers fewer than the other stages the first stage has; negative for more.
+        last_stage_less_layers: how many layers fewer than the other stages the last stage has; negative for more.
         schedule: order of the pipeline's micro-batches.
         micro_batch: sequences that a rank computes at once.
         checkpointing: activations that are recomputed in the backward pass. selective_up recomputes the up projection,
@@ -103,8 +103,8 @@ class ParallelParameters:
     pp: int = degree()
     ep: int = degree()
     stages_per_rank: int = degree()
-    first_stage_less_layers: int = field(default=0, metadata={"min": 0})
-    last_stage_less_layers: int = field(default=0, metadata={"min": 0})
+    first_stage_less_layers: int = 0
+    last_stage_less_layers: int = 0
     schedule: TorchSchedule = "1f1b"
     micro_batch: int = degree()
     checkpointing: Literal["none", "selective_up", "selective", "full"] = "none"

@@ -83,8 +83,8 @@ class PlanRequest:
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
         stages_per_rank: number of pipeline stages per GPU.
         schedule: execution order of the pipeline stages.
-        first_stage_less_layers: how many layers fewer than the other stages the first stage has.
-        last_stage_less_layers: how many layers fewer than the other stages the last stage has.
+        first_stage_less_layers: how many layers fewer than the other stages the first stage has; negative for more.
+        last_stage_less_layers: how many layers fewer than the other stages the last stage has; negative for more.
         micro_batch: number of sequences that a GPU processes at once.
         sharding: states that dp_shard divides among GPUs.
         reshard_after_forward: gather weights again for the backward pass.
@@ -127,8 +127,8 @@ class PlanRequest:
     ep: int | None = degree()
     stages_per_rank: int | None = degree()
     schedule: Schedule | None = None
-    first_stage_less_layers: int | None = field(default=None, metadata={"min": 0})
-    last_stage_less_layers: int | None = field(default=None, metadata={"min": 0})
+    first_stage_less_layers: int | None = None
+    last_stage_less_layers: int | None = None
     micro_batch: int | None = degree()
     sharding: Sharding | None = None
     reshard_after_forward: bool | None = None

@@ -29,6 +29,12 @@ def make_records(points: Sequence[tuple[int, str, float]]) -> list[TrialRecord]:
     ]
 
 
+def test_a_parameter_that_is_null_in_some_trials_is_in_the_heatmap() -> None:
+    records = make_records([(10 * i, None if i % 2 else "low", float(i)) for i in range(20)])  # type: ignore[misc]
+    charts = dict(search_plots.build_charts(records, DISTRIBUTIONS, "tflops", "maximize"))
+    assert "heatmap" in charts
+
+
 def make_search(count: int) -> list[TrialRecord]:
     return make_records([(10 * i, "high" if i % 2 else "low", float(i)) for i in range(count)])
 

@@ -182,6 +182,13 @@ def test_every_stage_is_on_one_rank_and_the_ends_of_a_v_are_on_the_first(
         ({"cp": 2, "cp_method": "ring"}, {}, ""),
         ({"cp": 2, "checkpointing": "selective_up"}, {}, ""),
         ({"tp": 2, "checkpointing": "selective_up"}, {}, "tp has to be 1"),
+        ({"checkpointing": "selective_up"}, {"model": MODELS["experts_tiny"]}, "needs gated MLPs"),
+        ({"checkpointing": "selective_up"}, {"model": MODELS["nemotron4_15b"]}, "needs gated MLPs"),
+        (
+            {"checkpointing": "selective_up"},
+            {"model": replace(MODELS["llama3_8b"], intermediate_size=4096)},
+            "does not know gate",
+        ),
         (
             {"dp_shard": 2, "checkpointing": "selective_up"},
             {"precision": "fp8_tensorwise"},

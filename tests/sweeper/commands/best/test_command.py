@@ -16,7 +16,7 @@ from sweeper.config.resolution import ResolvedConfig
 from tests.support.factories import sweep_description, trial_record
 
 TEXTS = ["a,b", "choice(1,2)", "it's", 'a "b" c', "a\\", "true", "${HOME}", "null", "10", "[1]", "", " b", "a=b", "é"]
-TEXTS += ["\\${x}", "a,\\${x}"]
+TEXTS += ["\\${x}", "a,\\${x}", ".5", ".1e3", "naïve"]
 
 
 @pytest.fixture(autouse=True)
