@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from sweeper.cli.arguments import parse_arguments
-from sweeper.cli.sources import HEADER
 from sweeper.common.format import format_interval, format_number, format_point
 from sweeper.common.trials import TrialRecord, TrialStatus
-from sweeper.config.environment import PREFIX, SECTION, is_variable, only_variables, process_values, without_variables
+from sweeper.config.environment import is_variable, process_values, without_variables
 from sweeper.config.space import LISTS, Parameters, Value, escape_references, write_value
 from sweeper.results.description import SweepDescription
 from sweeper.results.stored import Winner
@@ -25,7 +23,7 @@ from workloads.api.errors import UserInputError
 from workloads.api.metrics import get_metric
 
 FOLDER = "best"  # the winner's subfolder in a sweep's folder
-LINE, OVERRIDES, RESULT = "sweep.sh", "workload/best.yaml", "best.json"
+LINE, RESULT = "sweep.sh", "best.json"
 PROGRAM = "program"  # the subfolder for files that run without this project
 OTHER_TRAINERS = ("torchtitan", "megatron")  # trainers for which a layout of workload=parallel is also written
 
@@ -80,10 +78,8 @@ def build_files(description: SweepDescription, record: TrialRecord, value: Winne
         "process": record.measurements[0].get("machine_info", {}) if record.measurements else {},
         "command": line,
     }
-    is_function = description.workload == "function"  # a configuration file cannot name a function
     files = {
         LINE: f"#!/bin/sh\n# {title}\n{script_line(description, record)}\n",
-        **({} if is_function else {OVERRIDES: overrides_file(description, record, title, folder)}),
         RESULT: json.dumps(result, indent=2, default=str) + "\n",
         **{f"{PROGRAM}/{name}": text for name, text in program.items()},
         **others,
@@ -155,11 +151,6 @@ def trial_parameters(description: SweepDescription, record: TrialRecord) -> Para
     return {**description.constants, **record.params}
 
 
-def _chosen_cpus(description: SweepDescription) -> int | None:
-    """Return the number of cores that a sweep was limited to. An older description contains only the setting."""
-    return description.cpus or description.config.get("cluster", {}).get("cpus")
-
-
 def command_words(description: SweepDescription, record: TrialRecord) -> list[str]:
     """Return the command that runs only this trial: the sweep's command with the trial's parameters as constants."""
     program, words = _split_program(description.arguments)
@@ -171,10 +162,11 @@ def command_words(description: SweepDescription, record: TrialRecord) -> list[st
             kept.append(word)
     flags = [f"--config-dir={arguments.config_dir}"] if arguments.config_dir else []
     values = trial_parameters(description, record)
+    cpus = description.cpus or description.config.get("cluster", {}).get("cpus")  # 0.2 described only the setting
     return [
         *(*program, *flags, *kept),
         *(f"hardware={description.hardware}", f"gpus={description.gpus}"),
-        *([f"cluster.cpus={cpus}"] if (cpus := _chosen_cpus(description)) else []),
+        *([f"cluster.cpus={cpus}"] if cpus else []),
         *(f"space.{name}={override_value(name, value)}" for name, value in values.items()),
         *("search=grid", "finals.top=0"),
     ]
@@ -189,58 +181,13 @@ def script_line(description: SweepDescription, record: TrialRecord) -> str:
     return f'{command} name="{description.name}-trial{record.number}-$(date -u +%Y%m%dT%H%M%S)"'
 
 
-def overrides_file(description: SweepDescription, record: TrialRecord, comment: str, folder: Path) -> str:
-    """Return the text of `workload/best.yaml`, which contains every setting that determines what the trial runs.
-
-    The file does not depend on conf/workload, which may change, or on the user's configuration folder. The hardware and
-    the sampler are set on the command line, because a file in the first group cannot choose files from later groups:
-    Hydra expands the last group first (1.3.8, _internal/defaults_list.py).
-    """
-    program, _ = _split_program(description.arguments)
-    words = [*program, f"--config-dir={folder}", "workload=best", f"hardware={description.hardware}", "search=grid"]
-    config, parameters = description.config, trial_parameters(description, record)
-    variables = {name.removeprefix(PREFIX): _entry(value) for name, value in only_variables(parameters).items()}
-    values: dict[str, Any] = {
-        "workload": {**config["workload"], "strategy": None},
-        "gpus": description.gpus,
-        **({"cluster": {"cpus": cpus}} if (cpus := _chosen_cpus(description)) else {}),
-        "seed": config["seed"],
-        "trial": config["trial"],
-        "finals": {"top": 0, "rounds": config["finals"]["rounds"]},
-        **({"exclusive": config["exclusive"]} if config["exclusive"] else {}),
-        **({"command": _escaped(description.settings)} if description.settings is not None else {}),
-        "space": _escaped(
-            {
-                **({SECTION: variables} if variables else {}),
-                **{name: _entry(value) for name, value in without_variables(parameters).items()},
-            }
-        ),
-    }
-    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
-    return f"{HEADER}\n# {comment}\n# {shlex.join(words)}\n{text}"
-
-
 def override_value(name: str, value: Value) -> str:
-    """Format a parameter's value in Hydra's override syntax."""
-    literal = _entry(value)
-    if is_variable(name) and isinstance(literal, str) and "," in literal:  # `cli.composition` adds the outer quotes
-        return escape_references(literal)
-    return write_value(literal)
-
-
-def _entry(value: Value) -> Value:
-    """Return a value as an entry of a space, where text that could be a list has quotes."""
-    is_listlike = isinstance(value, str) and any(mark in value for mark in LISTS)
-    return QuotedString(str(value), Quote.single).with_quotes() if is_listlike else value
-
-
-def _escaped(settings: Any) -> Any:
-    """Escape ${…} in all strings, so that the shell expands it rather than OmegaConf."""
-    if isinstance(settings, Mapping):
-        return {key: _escaped(value) for key, value in settings.items()}
-    if isinstance(settings, (list, tuple)):
-        return [_escaped(value) for value in settings]
-    return escape_references(settings) if isinstance(settings, str) else settings
+    """Format a parameter's value in Hydra's override syntax. Text that could be a list has quotes."""
+    if isinstance(value, str) and any(mark in value for mark in LISTS):
+        value = QuotedString(value, Quote.single).with_quotes()
+        if is_variable(name) and "," in value:  # `cli.composition` adds the outer quotes
+            return escape_references(value)
+    return write_value(value)
 
 
 def _split_program(arguments: Any) -> tuple[list[str], list[str]]:

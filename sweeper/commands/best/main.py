@@ -8,7 +8,6 @@ versions and the paths of the written files. The winner's files are in DIR/sweep
 trial N are in DIR/sweeps/SWEEP/files/N/run:
 
     sweep.sh            the sweeper command, with every parameter
-    workload/best.yaml  the same trial as a configuration file; the first lines explain how to run it
     program/            for a trainer or another command: its own configuration, and run.sh to start it
     torchtitan/, megatron/  for workload=parallel: the layout as a file for each trainer that supports the layout
     best.json           the result with its interval, the parameters and the software versions
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sweeper.cli.command import Subcommand, word
-from sweeper.commands.best.files import FOLDER, LINE, OVERRIDES, RESULT, TrialFiles, build_files
+from sweeper.commands.best.files import FOLDER, LINE, RESULT, TrialFiles, build_files
 from sweeper.common.format import count
 from sweeper.pages.terminal import draw, open_console
 from sweeper.pages.trial_tables import front_rows
@@ -63,7 +62,7 @@ def run(request: BestRequest) -> int:
     software = files.result["software"] | {name: version for name, version in measured.items() if version}
     print(f"# {files.title}\n{files.line}\n")
     print(f"software {', '.join(f'{name} {version}' for name, version in software.items())}")
-    for name in sorted(files.files, key=lambda name: (name not in (LINE, OVERRIDES, RESULT), name)):
+    for name in sorted(files.files, key=lambda name: (name not in (LINE, RESULT), name)):
         print(f"file     {files.folder / name}")
     for note in files.notes:
         print(f"note     {note}")

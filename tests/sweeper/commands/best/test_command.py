@@ -1,8 +1,6 @@
-"""The command and the YAML file that run one trial again."""
+"""The command that runs one trial again."""
 
 import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from sweeper.cli.arguments import parse_arguments
 from sweeper.cli.composition import compose_sweeps
-from sweeper.commands.best.files import command_words, overrides_file
+from sweeper.commands.best.files import command_words
 from sweeper.config import space as spaces
 from sweeper.config.resolution import ResolvedConfig
 from tests.support.factories import sweep_description, trial_record
@@ -35,21 +33,15 @@ def constants(resolved: ResolvedConfig) -> dict[str, Any]:
     return spaces.parse(resolved.config.space, "cpu").constants
 
 
-def test_values_are_read_back_as_they_were(tmp_path: Path) -> None:
+def test_values_are_read_back_as_they_were() -> None:
     values = [*TEXTS, 3, 0.1, 1e-30, 2.5e20, True, None]
     params = {f"p{n}": value for n, value in enumerate(values)} | {f"env.V{n}": value for n, value in enumerate(TEXTS)}
     description = sweep_description(["python", "-m", "sweeper", "workload=probe"])
-    record = trial_record(params=params)
-    folder = tmp_path / "workload"
-    folder.mkdir()
-    (folder / "best.yaml").write_text(overrides_file(description, record, "trial 0", tmp_path))
-    as_file = [f"--config-dir={tmp_path}", "workload=best", "hardware=cpu", "search=grid"]
-    for words in (command_words(description, record)[3:], as_file):
-        read = constants(resolve(words))
-        different = {
-            name: read[name] for name, value in params.items() if (read[name], type(read[name])) != (value, type(value))
-        }
-        assert not different
+    read = constants(resolve(command_words(description, trial_record(params=params))[3:]))
+    different = {
+        name: read[name] for name, value in params.items() if (read[name], type(read[name])) != (value, type(value))
+    }
+    assert not different
 
 
 def test_the_command_keeps_what_was_typed_and_fixes_the_space() -> None:
@@ -60,15 +52,10 @@ def test_the_command_keeps_what_was_typed_and_fixes_the_space() -> None:
     assert words == [*kept, "hardware=cpu", "gpus=1", "space.seed=0", "space.x=2", "search=grid", "finals.top=0"]
 
 
-def test_a_sweep_on_some_cores_is_run_again_on_as_many(tmp_path: Path) -> None:
+def test_a_sweep_on_some_cores_is_run_again_on_as_many() -> None:
     description = sweep_description(["sweeper", "cluster.cpus=4", "cluster.max_concurrent_trials=1"], cpus=1)
-    record = trial_record(params={"x": 2})
-    words = command_words(description, record)
+    words = command_words(description, trial_record(params={"x": 2}))
     assert [word for word in words if "cluster" in word] == ["cluster.max_concurrent_trials=1", "cluster.cpus=1"]
-    (tmp_path / "workload").mkdir()
-    (tmp_path / "workload/best.yaml").write_text(overrides_file(description, record, "trial 0", tmp_path))
-    resolved = resolve([f"--config-dir={tmp_path}", "workload=best", "hardware=cpu", "search=grid"])
-    assert resolved.config.cluster.cpus == 1
 
 
 @pytest.mark.parametrize(
@@ -80,21 +67,3 @@ def test_the_command_of_a_packed_function_keeps_its_file(program: list[str]) -> 
     start = words[: words.index("f.json") + 1]
     assert start[-2:] == ["function", "f.json"] and start[:-2] in (["python", "-m", "sweeper"], ["sweeper"])
     assert "space.x=2" in words and "name=a" not in words
-
-
-def test_a_commands_settings_stand_in_the_file(tmp_path: Path) -> None:
-    """They may come from a file of the user's that changes; what a shell expands reaches it."""
-    settings = {"run": "echo ${HOME} {x}", "environment": {"A": "${B}"}, "steps": 4, "directory": str(tmp_path)}
-    description = replace(sweep_description(["sweeper"]), settings=settings)
-    description = replace(
-        description, config={**description.config, "workload": {"name": "command", "objective": "loss"}}
-    )
-    folder = tmp_path / "workload"
-    folder.mkdir()
-    record = trial_record(params={"x": 2})
-    description = replace(description, constants={})
-    (folder / "best.yaml").write_text(overrides_file(description, record, "trial 0", tmp_path))
-    resolved = resolve([f"--config-dir={tmp_path}", "workload=best", "hardware=cpu", "search=grid"])
-    assert resolved.settings is not None
-    assert {name: resolved.settings[name] for name in settings} == settings
-    assert constants(resolved) == {"x": 2} and resolved.config.finals.top == 0

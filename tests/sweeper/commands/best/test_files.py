@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -105,18 +104,14 @@ def test_any_trial_of_a_sweep_can_be_chosen(finished_sweep: FinishedSweep, tmp_p
 @pytest.mark.soak
 @pytest.mark.xdist_group("finished_sweep")
 def test_the_winner_runs_again_to_its_figure(finished_sweep: FinishedSweep, tmp_path: Path) -> None:
-    """By the shell line and by the file; on a CPU equal runs differ by up to 15%."""
+    """On a CPU, equal runs differ by up to 15%."""
     best = finished_sweep.workspace.sweeps[0] / "best"
     result = json.loads((best / "best.json").read_text())["result"]
-    from_file = ["--config-dir", best, "workload=best", "hardware=cpu", "search=grid"]
-    for command in (
-        ["sh", best / "sweep.sh"],
-        ["sh", best / "sweep.sh"],
-        [sys.executable, "-m", "sweeper", *from_file, "name=from_file"],
-    ):
+    for _ in range(2):
+        command = ["sh", best / "sweep.sh"]
         again = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
         assert again.returncode == 0, again.stderr
         sweep = find_sweeps(tmp_path)[0]  # the last one
         assert sweep.winner is not None and len(sweep.records) == 1
         assert result["low"] / 1.15 <= sweep.winner.value <= result["high"] * 1.15
-    assert len(find_sweeps(tmp_path)) == 3
+    assert len(find_sweeps(tmp_path)) == 2
