@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workloads.api.errors import UserInputError
-from workloads.estimator.estimate import JobEstimate
+from workloads.estimator.estimate import JobEstimate, StepTime
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
 
@@ -18,29 +18,14 @@ MOST = 700.0  # the exponential of a larger number does not fit into a float
 CAUSES: dict[str, str] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Why one job's step takes longer than another job's step."""
-
-    slower_share: float  # the extra time as a share of the faster step
-    parts_s: dict[str, float]  # time differences by use, largest first; negative where the slower job is faster
-
-    @property
-    def sentences(self) -> str:
-        """Two sentences: the largest extra cost, and the largest saving in exchange."""
-        name = next(iter(self.parts_s))
-        cause = f"{CAUSES[name][0].upper()}{CAUSES[name][1:]} ({name})."
-        gained = {part: value for part, value in self.parts_s.items() if value < -5e-4}
-        if not gained:
-            return f"{cause} Nothing else makes up for it."
-        return f"{cause} What it saves, most of it in {min(gained, key=gained.__getitem__)}, is less."
-
-
-def compare(slower: JobEstimate, faster: JobEstimate) -> Comparison:
-    """Compare two estimates of steps with the same number of tokens."""
-    differences = {name: seconds - getattr(faster.step, name) for name, seconds in vars(slower.step).items()}
-    parts = {name: value for name, value in sorted(differences.items(), key=lambda item: -item[1]) if value}
-    return Comparison(slower.step.total_s / faster.step.total_s - 1, parts)
+def explain_slower(slower: StepTime, faster: StepTime) -> str:
+    """Explain why a step takes longer: a sentence for the largest extra cost, and one for the largest saving."""
+    differences = {name: seconds - getattr(faster, name) for name, seconds in vars(slower).items()}
+    costly, saving = (choose(differences, key=differences.__getitem__) for choose in (max, min))
+    cause = f"{CAUSES[costly][0].upper()}{CAUSES[costly][1:]} ({costly})."
+    if differences[saving] >= -5e-4:
+        return f"{cause} Nothing else makes up for it."
+    return f"{cause} What it saves, most of it in {saving}, is less."
 
 
 def alternatives(job: Job, cluster: Cluster) -> dict[str, tuple[Job, Cluster]]:

@@ -10,7 +10,7 @@ from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, find_band
-from workloads.estimator.questions import Comparison, Reliability, TrainingRun, alternatives, compare, training_run
+from workloads.estimator.questions import Reliability, TrainingRun, alternatives, training_run
 from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
 from workloads.hardware.precisions import PRECISIONS
@@ -29,17 +29,13 @@ SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the scalin
 class Answer:
     """The planner's answer to a request."""
 
-    model: str  # the model's name, or the path of a config.json
+    request: PlanRequest
     problem: Problem
     result: SearchResult  # the layouts found, the fastest first
     faster: Candidate | None  # the fastest layout of all, if the given layout fields exclude this layout
-    comparison: Comparison | None  # why the given layout is slower than the fastest layout
     alternatives: dict[str, Candidate]  # the fastest layout and its estimate, by doubled quantity or other change
     training: TrainingRun  # a complete training run with the fastest layout
-    price: str  # the price of a GPU-hour, marked if assumed; empty if unknown
     rates: dict[int, float]  # tokens per day, by number of GPUs tried for `tokens_per_day` or `days`
-    at_least: int | None = None  # `gpus` of the request: smaller numbers were not tried
-    max_cost: float | None = None  # of the request; the middle of the band is at most this
 
     @property
     def best(self) -> Candidate:
@@ -58,13 +54,13 @@ def answer(request: PlanRequest) -> Answer:
         result = search(problem)
     except NothingFits as error:
         raise NothingFits(f"{error}{_find_remedy(problem)}") from error
-    estimate, faster, comparison = result.best[0].estimate, None, None
+    estimate, faster = result.best[0].estimate, None
     training = plan_training(request, estimate, find_band(problem.job, problem.cluster).error_share)
     if problem.given:  # the given fields may exclude a faster layout
         fixed = find_trainer(problem.job.trainer).fixed_degrees()
         free = search(replace(problem, fixed=fixed, given={}), keep=1).best[0]
         if free.estimate.step.total_s < 0.999 * estimate.step.total_s:
-            faster, comparison = free, compare(estimate, free.estimate)
+            faster = free
     doubled = {}
     for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
         if cluster.device != problem.cluster.device:  # more layouts may fit on this device
@@ -73,8 +69,7 @@ def answer(request: PlanRequest) -> Answer:
         changed = replace(problem, job=job, cluster=cluster)
         candidates = [_estimate_layout(changed, item.layout) for item in result.best]
         doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
-    of_request = (request.price[1], rates, request.gpus, request.max_cost)
-    return Answer(request.model, problem, result, faster, comparison, doubled, training, *of_request)
+    return Answer(request, problem, result, faster, doubled, training, rates)
 
 
 def _find_remedy(problem: Problem) -> str:

@@ -14,7 +14,7 @@ from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
-from workloads.estimator.questions import TrainingRun
+from workloads.estimator.questions import TrainingRun, explain_slower
 from workloads.estimator.search import Candidate, bound_gib, fills_memory, within_usable
 from workloads.formats.names import FileReading
 from workloads.layouts.layout import Layout, describe, layout_words, write_words
@@ -85,9 +85,9 @@ def headline(answer: Answer) -> str:
     unfit = f" if it fits: it may need {most_gib:.0f} of {usable:.0f} GiB" * (most_gib > usable)
     cost = ", no price is known"
     if training.cost is not None:
-        cost = f" and cost {show_cost(training, share)} at {answer.price.partition(':')[0]}"
+        cost = f" and cost {show_cost(training, share)} at {answer.request.price[1].partition(':')[0]}"
     return (
-        f"{far}{answer.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s{unfit}; "
+        f"{far}{answer.request.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s{unfit}; "
         f"{show_tokens(training.tokens)} tokens take {show_range(training.days, share)} days or "
         f"{show_range(training.gpu_hours, share)} GPU-hours{cost}"
     )
@@ -128,7 +128,7 @@ def head_lines(answer: Answer) -> list[str]:
     lines = [
         f"answer    {headline(answer)}",
         *(f"far       {line}" for line in far),
-        f"train     {answer.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
+        f"train     {answer.request.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
         f"({tokens / 1e6:.3g} M tokens)",
         *([f"experts   {write_words({name: getattr(job, name) for name in OF_EXPERTS})}"] if model.experts else []),
@@ -149,7 +149,8 @@ def head_lines(answer: Answer) -> list[str]:
         rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
         *fewer, last = rates
         too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
-        too_few += f"; gpus={answer.at_least:,} is the fewest that were tried" if answer.at_least else ""
+        if at_least := answer.request.gpus:
+            too_few += f"; gpus={at_least:,} is the fewest that were tried"
         slow = round_to_band(answer.rates[last] * (1 - error_share) / 1e9, error_share)
         by_band = f"by the middle of the band, {slow}B at its slow end"
         lines.append(f"reached   by {last:,} GPUs {rates[last]}B tokens a day {by_band}{too_few}")
@@ -233,14 +234,14 @@ def layouts_table(answer: Answer) -> Rows:
 
 def comparison_lines(answer: Answer) -> list[str]:
     """Explain why the given layout is slower than the fastest layout. Return no lines for the fastest layout."""
-    faster, comparison = answer.faster, answer.comparison
-    if faster is None or comparison is None:
+    if answer.faster is None:
         return []
-    is_clear = comparison.slower_share > answer.error_share
-    band = "" if is_clear else "; within the band of an estimate, so measure both"
+    given, fastest = answer.best.estimate.step, answer.faster.estimate.step
+    slower_share = given.total_s / fastest.total_s - 1
+    band = "" if slower_share > answer.error_share else "; within the band of an estimate, so measure both"
     return [
-        f"slower    by {100 * comparison.slower_share:.0f}% than {describe(faster.layout)}{band}",
-        f"{INDENT}{comparison.sentences}",
+        f"slower    by {100 * slower_share:.0f}% than {describe(answer.faster.layout)}{band}",
+        f"{INDENT}{explain_slower(given, fastest)}",
     ]
 
 
@@ -273,11 +274,12 @@ def tail_lines(answer: Answer) -> list[str]:
     lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
     failures = round_to_band(training.failures, band.error_share)
     lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
-    lines += [f"price     {answer.price}"] if answer.price else []
-    if answer.max_cost is not None and (training.cost or 0.0) / (1 - band.error_share) > answer.max_cost:
-        lines.append(f"max_cost  {answer.max_cost:g} is met by the middle of the band, not by its slow end")
+    price, max_cost = answer.request.price[1], answer.request.max_cost
+    lines += [f"price     {price}"] if price else []
+    if max_cost is not None and (training.cost or 0.0) / (1 - band.error_share) > max_cost:
+        lines.append(f"max_cost  {max_cost:g} is met by the middle of the band, not by its slow end")
     lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/reference/planner-scoreboard.md)")
-    return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best, answer.model)]
+    return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best, answer.request.model)]
 
 
 def _has_short_parts(problem: Problem, layout: Layout) -> bool:
