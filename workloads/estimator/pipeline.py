@@ -262,6 +262,7 @@ def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int
     after the other, as in PyTorch. Each stage takes an equal share of its rank's time.
     """
     pp, chunks = layout.pp, layout.stages_per_rank
+    stages = [layout.list_stages(rank) for rank in range(pp)]
     waiting = [list_actions(layout.schedule, rank, pp, chunks, microbatches)[::-1] for rank in range(pp)]
     free_s, ends_s = [0.0] * pp, dict[End | None, float]({None: 0.0})
     done: list[Operation] = []
@@ -269,8 +270,8 @@ def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int
         for rank in range(pp):
             while waiting[rank]:
                 action = waiting[rank][-1]
-                stage = find_stage(layout, rank, action.chunk)
-                needed = _needed_end(action, stage, pp * chunks)
+                stage = stages[rank][action.chunk]
+                needed = _needed_end(action, stage, layout.stages)
                 if needed not in ends_s:
                     break
                 start_s = max(free_s[rank], ends_s[needed])
@@ -279,12 +280,6 @@ def build_timeline(layout: Layout, ranks: Sequence[PassTimes], microbatches: int
                 ends_s[stage, action.microbatch, direction] = free_s[rank]
                 done.append(Operation(rank, waiting[rank].pop(), start_s, free_s[rank]))
     return sorted(done, key=lambda operation: operation.stop_s)
-
-
-def find_stage(layout: Layout, rank: int, chunk: int) -> int:
-    if layout.schedule in V_SCHEDULES and chunk:
-        return layout.pp * layout.stages_per_rank - 1 - rank
-    return chunk * layout.pp + rank
 
 
 def _needed_end(action: Action, stage: int, stages: int) -> End | None:

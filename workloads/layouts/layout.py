@@ -171,17 +171,9 @@ class Job:
 
 
 # A layout as `key=value` arguments of the command.
-_SIZES = (*DEGREES[:-1], "ep", "pp")
-_OTHERS = ("sharding", "micro_batch", "checkpointing", "reshard_after_forward")
-WORDS = (*_SIZES, "schedule", "stages_per_rank", *LESS_LAYERS, *_OTHERS)
-USUAL = {
-    **dict.fromkeys(_SIZES, ("1",)),
-    **dict.fromkeys(LESS_LAYERS, ("0",)),
-    "schedule": ("1f1b",),
-    "stages_per_rank": ("1",),
-    "sharding": ("none", "fsdp2"),
-    "reshard_after_forward": ("true",),
-}
+_ALWAYS_SHOWN = ("micro_batch", "checkpointing")
+_SIZES = (*DEGREES[:-1], "ep", "pp", "schedule", "stages_per_rank", *LESS_LAYERS)
+WORDS = (*_SIZES, "sharding", *_ALWAYS_SHOWN, "reshard_after_forward")
 
 
 def layout_words(layout: Layout) -> dict[str, str]:
@@ -190,8 +182,8 @@ def layout_words(layout: Layout) -> dict[str, str]:
 
 def describe(layout: Layout) -> str:
     """Describe the layout in one line, omitting fields that have their usual values."""
-    words = layout_words(layout)
-    unusual: dict[str, object] = {name: value for name, value in words.items() if value not in USUAL.get(name, ())}
+    words, usual = layout_words(layout).items(), {("sharding", "none"), *layout_words(Layout()).items()}
+    unusual: dict[str, object] = {name: v for name, v in words if name in _ALWAYS_SHOWN or (name, v) not in usual}
     if layout.checkpointed_layers is not None:
         unusual["checkpointed_layers"] = layout.checkpointed_layers
     return write_words(unusual)

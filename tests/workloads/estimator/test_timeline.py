@@ -53,7 +53,7 @@ def test_passes_wait_for_each_other_and_ranks_do_one_thing_at_a_time(
     operations = pipeline.build_timeline(layout, [times] * layout.pp, layout.microbatches)
     by_pass: dict[tuple[int, int, str], pipeline.Operation] = {}
     for item in operations:
-        stage = pipeline.find_stage(layout, item.rank, item.action.chunk)
+        stage = layout.list_stages(item.rank)[item.action.chunk]
         kinds = ("backward_input", "backward_weight") if item.action.kind == "backward" else (item.action.kind,)
         for kind in kinds:
             assert (stage, item.action.microbatch, kind) not in by_pass  # no pass twice
@@ -142,9 +142,10 @@ def test_the_order_is_that_of_pytorch(layout: Layout) -> None:
         theirs = SCHEDULES[layout.schedule]._calculate_single_rank_operations(schedule, rank)
         passes = [part for action in theirs if action is not None for part in action.sub_actions or (action,)]
         ours = pipeline.list_actions(layout.schedule, rank, layout.pp, layout.stages_per_rank, layout.microbatches)
-        assert [
-            (pipeline.find_stage(layout, rank, action.chunk), action.kind, action.microbatch) for action in ours
-        ] == [(part.stage_index, KINDS[part.computation_type.name], part.microbatch_index) for part in passes]
+        own_stages = layout.list_stages(rank)
+        assert [(own_stages[action.chunk], action.kind, action.microbatch) for action in ours] == [
+            (part.stage_index, KINDS[part.computation_type.name], part.microbatch_index) for part in passes
+        ]
 
 
 @pytest.mark.parametrize("is_gathered_again", [False, True])  # data parallel communication in each micro-batch
