@@ -2,11 +2,9 @@
 
 import gc
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -31,42 +29,36 @@ from workloads.parallel import ParallelParameters, apply
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.profiling import profile_step
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
-from workloads.parallel.train import Batch, TextSource, TokenSource, Trainer, local_sequences
+from workloads.parallel.train import TextSource, TokenSource, Trainer, local_sequences
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
 
 
-class GarbageCollector:
-    """Within a context, collects Python's garbage every `freq` steps instead of automatically.
+@contextmanager
+def collect_garbage(freq: int) -> Iterator[Callable[[int], None]]:
+    """Collect Python's garbage every `freq` steps instead of automatically; if `freq` is 0, leave it to Python.
 
     A collection at a random time on one rank makes all other ranks wait. As in torchtitan's `GarbageCollection`
     (tools/utils.py), collections are calls of `gc.collect(1)`. In addition, all objects that exist before the first
-    step are frozen, so no collection traverses the model and the imported modules. If `freq` is 0, it does nothing.
+    step are frozen, so no collection traverses the model and the imported modules. Yields a function to call at the
+    start of each step.
     """
 
-    def __init__(self, freq: int) -> None:
-        self._freq = freq
-
-    def __enter__(self) -> Self:
-        if self._freq:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._freq:
-            gc.enable()
-            gc.unfreeze()
-
-    def start_step(self, step: int) -> None:  # steps count from 0
-        if self._freq and step and step % self._freq == 0:
+    def start_step(step: int) -> None:  # steps count from 0
+        if step and step % freq == 0:
             gc.collect(1)
 
-    @property
-    def executed_freq(self) -> int:
-        """The number of steps between collections, read from Python's collector; 0 if it runs automatically."""
-        return 0 if gc.isenabled() else self._freq
+    if not freq:
+        yield lambda step: None
+        return
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield start_step
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 GIB = 2**30
@@ -139,12 +131,8 @@ def _train(
     trainer = Trainer(
         stages, layout, groups, device, parameters.learning_rate, clips=parameters.state == "fp32", keeps_weights=keeps
     )
-    source = _open_source(parameters)
-    sequences = local_sequences(layout, groups)
-    with monitor_gpu(device) as watch, GarbageCollector(parameters.gc_freq) as collector:
-        times_s, losses, communication, executed = _run_steps(
-            parameters, trainer, partial(source.draw, sequences=sequences), collector, watch, device, rank
-        )
+    with monitor_gpu(device) as watch, collect_garbage(parameters.gc_freq) as collect:
+        times_s, losses, communication, executed = _run_steps(parameters, trainer, collect, watch, rank)
     metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if shape.experts:
         metrics |= _measure_imbalance(trainer, device)
@@ -212,33 +200,35 @@ def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, floa
 
 
 def _run_steps(
-    parameters: ParallelParameters,
-    trainer: Trainer,
-    draw_batch: Callable[[int], Batch],
-    collector: GarbageCollector,
-    readings: GpuReadings,
-    device: torch.device,
-    rank: Rank,
+    parameters: ParallelParameters, trainer: Trainer, collect: Callable[[int], None], readings: GpuReadings, rank: Rank
 ) -> tuple[list[float], list[float], dict[str, float], dict[str, Scalar]]:
     """Train on new tokens in each step, and profile the last warm-up step. Tokens are drawn between steps, as the
     processes of a data loader would do; copying them to the device is timed. Returns the times and losses of all steps,
     the communication metrics, and the parameters as executed."""
-    times_s, losses = list[float](), list[float]()
-    reports = StepReports(rank)
-    communication: dict[str, float] = {}
+    device, source, reports = devices.device_of(rank), _open_source(parameters), StepReports(rank)
+    sequences = local_sequences(trainer.layout, trainer.groups)
+    tokens = parameters.global_batch * parameters.sequence_length
+    flops = model_flops_per_token(parameters.shape, parameters.attended_length)
+    times_s, losses, communication = list[float](), list[float](), dict[str, float]()
     for step in range(parameters.warmup + parameters.steps):
-        batch = draw_batch(step)
+        batch = source.draw(step, sequences)
         if device.type == "cuda":
             batch = batch.pin_memory()  # the host copies the batch without waiting
-        if rank.reporter and (ending := _report_step(reports, rank, parameters, device, times_s, losses)):
-            raise ending
+        if rank.reporter and step:  # rank 0 reports the step before, and all ranks end together
+            endings: list[Exception | None] = [None]
+            if rank.rank == 0:
+                peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+                endings = [reports.report_training(times_s[-1], tokens, flops, peak_bytes, losses[-1])]
+            dist.broadcast_object_list(endings, src=0)
+            if endings[0]:
+                raise endings[0]
         dist.barrier()
         if step == parameters.warmup:
             readings.begin_steps()
             for experts in (experts for stage in trainer.stages for experts in stage.experts.values()):
                 experts.passes.zero_()
         started = time.perf_counter()
-        collector.start_step(step)
+        collect(step)
         profiler: AbstractContextManager[None] = nullcontext()
         if step == parameters.warmup - 1:
             profiler = profile_step(device, communication, fused=parameters.async_tp, exchange=trainer.groups.ep_group)
@@ -250,33 +240,11 @@ def _run_steps(
     executed: dict[str, Scalar] = {
         "sequence_length": batch.tokens.shape[1] - 1,
         "steps": len(times_s) - parameters.warmup,
-        "gc_freq": collector.executed_freq,
-        "schedule": trainer.executed_schedule,
-        "cuda_graph": trainer.executed_cuda_graph,
+        "gc_freq": 0 if gc.isenabled() else parameters.gc_freq,
+        **trainer.executed,
         "async_tp": any(name.startswith("calls_fused_") for name in communication),
     }
     return times_s, losses, communication, executed
-
-
-def _report_step(
-    reports: StepReports,
-    rank: Rank,
-    parameters: ParallelParameters,
-    device: torch.device,
-    times_s: Sequence[float],
-    losses: Sequence[float],
-) -> Exception | None:
-    """Between two steps, report the last one from rank 0. Returns the exception that ends the trial, on all ranks."""
-    if not times_s:
-        return None
-    endings: list[Exception | None] = [None]
-    if rank.rank == 0:
-        tokens = parameters.layout.global_batch * parameters.sequence_length
-        flops = model_flops_per_token(parameters.shape, parameters.attended_length)
-        peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        endings = [reports.report_training(times_s[-1], tokens, flops, peak_bytes, losses[-1])]
-    dist.broadcast_object_list(endings, src=0)
-    return endings[0]
 
 
 def _largest(of_rank: float, device: torch.device) -> float:

@@ -186,14 +186,6 @@ class Stage(nn.Module):
         self.head = Head(shape) if layers.stop == shape.layers else None
 
     @property
-    def is_first(self) -> bool:
-        return self.embedding is not None
-
-    @property
-    def is_last(self) -> bool:
-        return self.head is not None
-
-    @property
     def first_block(self) -> Any:
         """The stage's first block, without its checkpointing wrapper."""
         block = next(iter(self.blocks.values()))

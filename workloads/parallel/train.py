@@ -271,12 +271,10 @@ class Trainer:
             self._run_passes = GraphedPasses(self._run_microbatches, self._parameters)
 
     @property
-    def executed_cuda_graph(self) -> bool:
-        return isinstance(self._run_passes, GraphedPasses) and self._run_passes.graph is not None
-
-    @property
-    def executed_schedule(self) -> str:
-        return NAMES[type(self._schedule)] if self._schedule else "1f1b"
+    def executed(self) -> dict[str, str | bool]:
+        """The parameters `schedule` and `cuda_graph` as executed."""
+        has_graph = isinstance(self._run_passes, GraphedPasses) and self._run_passes.graph is not None
+        return {"schedule": NAMES[type(self._schedule)] if self._schedule else "1f1b", "cuda_graph": has_graph}
 
     def step(self, batch: Batch) -> Tensor:
         """Train one step on this rank's sequences. Returns the mean loss over all ranks."""
@@ -342,7 +340,7 @@ class Trainer:
         """Run a step through the pipeline. Returns the mean loss on the last pipeline rank, None on the others."""
         for stage in self.stages:
             stage.forget_casts()
-        is_first, is_last = self.stages[0].is_first, self.stages[-1].is_last
+        is_first, is_last = self.stages[0].embedding is not None, self.stages[-1].head is not None
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"target": targets, "losses": losses} if is_last else {}
         if "return_outputs" in inspect.signature(self._schedule.step).parameters:  # outputs are not used
