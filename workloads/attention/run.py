@@ -13,8 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.attention import AttentionParameters, rules
-from workloads.instruments import device as devices
-from workloads.instruments.runs import check_error, check_support, measure_calls
+from workloads.instruments.runs import check_error, measure_calls, prepare
 from workloads.llama.attention import exact_results, largest_error
 from workloads.llama.attention_kernels import KERNELS, Gradients, rocm_attention_library
 from workloads.llama.pytorch_attention import choose_backend, flash4_as_flash
@@ -35,10 +34,6 @@ class Inputs(NamedTuple):
     v: Tensor
     d_out: Tensor
 
-    @property
-    def bytes(self) -> int:
-        return sum(x.nbytes for x in self)
-
 
 class AttentionCalls(NamedTuple):
     """Attention passes over fixed inputs. The backward pass uses tensors that a forward pass with `kernel` saved."""
@@ -55,21 +50,16 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
     Raises Infeasible if the device, or this build of PyTorch, does not support the combination of parameters, and
     ArithmeticError if the result is wrong.
     """
-    device = devices.device_of(rank)
-    architecture = devices.architecture(device)
-    check_support(parameters, architecture, rules.unsupported_reason)
-    generator = torch.Generator(device=device).manual_seed(parameters.seed)
-
+    device, architecture, generator = prepare(parameters, rank, rules.unsupported_reason)
     with selected(parameters.kernel):
         calls = build_calls(parameters, draw_inputs(parameters, device, generator))
         error = _checked_error(parameters, calls)
 
         def copy() -> Callable[[], object]:
-            return _timed_pass(parameters, build_calls(parameters, draw_inputs(parameters, device, generator)))
+            return getattr(build_calls(parameters, draw_inputs(parameters, device, generator)), parameters.mode)
 
-        measured = measure_calls(
-            _timed_pass(parameters, calls), copy, calls.inputs.bytes, device, parameters, rank.clock_mhz
-        )
+        step, step_bytes = getattr(calls, parameters.mode), sum(x.nbytes for x in calls.inputs)
+        measured = measure_calls(step, copy, step_bytes, device, parameters, rank.clock_mhz)
     q, k = calls.inputs.q, calls.inputs.k
     return replace(
         measured,
@@ -84,16 +74,10 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
     )
 
 
-def _timed_pass(parameters: AttentionParameters, calls: AttentionCalls) -> Callable[[], object]:
-    return calls.forward if parameters.mode == "forward" else calls.backward
-
-
 def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> float:
     out, *gradients, _ = exact_results(*calls.inputs, causal=parameters.causal)
-    if parameters.mode == "forward":
-        error = largest_error((calls.forward(),), (out,))
-    else:
-        error = largest_error(calls.backward(), gradients)
+    is_forward = parameters.mode == "forward"
+    error = largest_error([calls.forward()], [out]) if is_forward else largest_error(calls.backward(), gradients)
     name = f"{parameters.mode} attention by {calls.kernel} in {parameters.dtype}"
     return check_error(name, error, TOLERANCE[parameters.dtype])
 

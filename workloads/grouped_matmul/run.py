@@ -14,9 +14,8 @@ from torch.nn import functional
 from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, fp8_dtype
 from workloads.grouped_matmul import GroupedMatmulParameters, rules
-from workloads.instruments import device as devices
 from workloads.instruments import products
-from workloads.instruments.runs import check_error, check_support, measure_calls
+from workloads.instruments.runs import check_error, measure_calls, prepare
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,7 @@ def measure(parameters: GroupedMatmulParameters, rank: Rank) -> Measurement:
     Raises Infeasible if the device or the installed packages do not support the combination of parameters, and
     ArithmeticError if the result is wrong.
     """
-    device = devices.device_of(rank)
-    architecture = devices.architecture(device)
-    check_support(parameters, architecture, rules.unsupported_reason)
-    generator = torch.Generator(device=device).manual_seed(parameters.seed)
+    device, architecture, generator = prepare(parameters, rank, rules.unsupported_reason)
     make = partial(make_operands, parameters, device, generator, architecture)
     operands = make()
     started = time.perf_counter()

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from workloads.api.contract import Energy, Infeasible, Measurement
+from workloads.api.contract import Energy, Infeasible, Measurement, Rank
 from workloads.api.gpus.energy import SHORTEST_S
 from workloads.api.recipes import unsupported_rate_reason
-from workloads.instruments.device import MIB, flush_mib, machine_info
+from workloads.instruments.device import MIB, architecture, device_of, flush_mib, machine_info
 from workloads.instruments.telemetry import GpuReadings, find_gpu, monitor_gpu
 from workloads.instruments.timing import Step, calls_in_reading, event_metrics, sustained_times, time_steps
 
@@ -25,12 +25,19 @@ MARGIN = 1.2  # length of a run relative to the shortest run with a measurable e
 NO_RUN = "a single call is too short for the energy counter: set space.sustained_s=3"
 
 
-def check_support(parameters: Any, architecture: str, unsupported_reason: Callable[[Any, str], str]) -> None:
-    """Raise Infeasible if the device does not support `parameters.dtype`, or if a rule forbids the combination."""
-    if reason := unsupported_rate_reason(parameters.dtype, architecture):
+def prepare(
+    parameters: Any, rank: Rank, unsupported_reason: Callable[[Any, str], str]
+) -> tuple[torch.device, str, torch.Generator]:
+    """Return the rank's device, its architecture, and a generator with the trial's seed.
+
+    Raises Infeasible if the device does not support `parameters.dtype`, or if a rule forbids the combination."""
+    device = device_of(rank)
+    name = architecture(device)
+    if reason := unsupported_rate_reason(parameters.dtype, name):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
-    if reason := unsupported_reason(parameters, architecture):
+    if reason := unsupported_reason(parameters, name):
         raise Infeasible(reason)
+    return device, name, torch.Generator(device=device).manual_seed(parameters.seed)
 
 
 def check_error(name: str, error: float, limit: float) -> float:

@@ -12,7 +12,7 @@ from workloads.api.contract import Infeasible, Measurement, Rank
 from workloads.api.recipes import RECIPES, unsupported_rocm_reason
 from workloads.instruments import device as devices
 from workloads.instruments.products import Operands, relative_error, tolerance
-from workloads.instruments.runs import check_error, check_support, measure_calls
+from workloads.instruments.runs import check_error, measure_calls, prepare
 from workloads.instruments.timing import run_for
 from workloads.matmul import MatmulParameters, rules, tunable
 from workloads.matmul.operands import make_operands
@@ -32,11 +32,8 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     Raises Infeasible if the device or this build of PyTorch does not support the combination of parameters, and
     ArithmeticError if the result is wrong.
     """
-    device = devices.device_of(rank)
-    architecture = devices.architecture(device)
-    _check_support(parameters, architecture)
+    device, architecture, generator = prepare(parameters, rank, unsupported_reason)
     shape, recipe = parameters.shape(), RECIPES[parameters.dtype]
-    generator = torch.Generator(device=device).manual_seed(parameters.seed)
     make = partial(make_operands, parameters, device, generator, architecture)
     with arithmetic(parameters, architecture):
         _warm_up(device, parameters.warmup_s)
@@ -77,14 +74,14 @@ def measure(parameters: MatmulParameters, rank: Rank) -> Measurement:
     )
 
 
-def _check_support(parameters: MatmulParameters, architecture: str) -> None:
-    of_rocm = unsupported_rocm_reason(parameters.dtype, rocm_of_build())
-    check_support(parameters, architecture, lambda *support: of_rocm or rules.unsupported_reason(*support))
-    if parameters.backend != "tunable" and torch.version.hip and torch.cuda.tunable.is_enabled():
-        raise Infeasible(
-            f"backend={parameters.backend}: PYTORCH_TUNABLEOP_ENABLED routes every product through TunableOp; "
-            "unset it, or set backend=tunable"
-        )
+def unsupported_reason(parameters: MatmulParameters, architecture: str) -> str:
+    """Return why the device, this build of PyTorch or the environment does not support the combination, or ""."""
+    reason = unsupported_rocm_reason(parameters.dtype, rocm_of_build())
+    reason = reason or rules.unsupported_reason(parameters, architecture)
+    if reason or parameters.backend == "tunable" or not (torch.version.hip and torch.cuda.tunable.is_enabled()):
+        return reason
+    routed = "PYTORCH_TUNABLEOP_ENABLED routes every product through TunableOp"
+    return f"backend={parameters.backend}: {routed}; unset it, or set backend=tunable"
 
 
 @cache
