@@ -91,22 +91,14 @@ def flush_mib(device: torch.device) -> int:
     return max(LEAST_FLUSH_MIB, FLUSH_FACTOR * AMD_CACHES_MIB.get(architecture(device).partition(":")[0], l2_mib))
 
 
-class Flush:
-    """Evicts a step's data from a device's caches when called.
+def build_flush(device: torch.device) -> Callable[[], object]:
+    """Return a function that evicts a step's data from a device's caches.
 
     On a GPU, a flush reads and writes every byte of a buffer, because writes alone are not documented to evict lines
     from a memory-side cache. A CPU's caches allocate lines on writes, so a flush only writes, twice as fast.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._only_writes = device.type == "cpu"
-        self._buffer = torch.zeros(flush_mib(device) * MIB // 4, dtype=torch.int32, device=device)
-
-    def __call__(self) -> None:
-        if self._only_writes:
-            self._buffer.zero_()
-        else:
-            self._buffer.add_(1)
+    buffer = torch.zeros(flush_mib(device) * MIB // 4, dtype=torch.int32, device=device)
+    return buffer.zero_ if device.type == "cpu" else lambda: buffer.add_(1)
 
 
 def describe_torch() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from math import ceil
 
 import torch
 
-from workloads.instruments.device import Flush
+from workloads.instruments.device import build_flush
 from workloads.instruments.host_waits import time_undisturbed
 from workloads.instruments.torch_internals import delay_gpu
 
@@ -65,7 +65,7 @@ def time_in_turns(
     which other processes held a core are repeated; HostBusy is raised if nearly all calls were disturbed.
     """
     assert calls == 1 or not cold_cache
-    flush = Flush(device) if cold_cache else None
+    flush = build_flush(device) if cold_cache else None
 
     def wall_time_s(step: Step) -> float:
         if flush is not None:
@@ -90,7 +90,7 @@ def time_in_turns(
     )
 
 
-def _queue_reading(step: Step, flush: Flush | None, calls: int = 1) -> Pair:
+def _queue_reading(step: Step, flush: Step | None, calls: int = 1) -> Pair:
     if flush is not None:
         flush()
     elif calls > 1:  # once per reading, because all calls of a series would not fit into the GPU's queue

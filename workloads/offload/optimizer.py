@@ -1,7 +1,6 @@
 """AdamW on flat vectors, in place."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -128,7 +127,5 @@ def _load_int8_maps(device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(signed, device=device), torch.tensor(unsigned, device=device)
 
 
-@cache
-def _compile_update() -> Callable[..., None]:
-    """Compile on the first use on a GPU, because importing PyTorch's compiler takes 2 s."""
-    return torch.compile(_update, dynamic=False)
+# Compiled on the first use on a GPU, because importing PyTorch's compiler takes 2 s.
+_compile_update = cache(lambda: torch.compile(_update, dynamic=False))

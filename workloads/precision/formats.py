@@ -29,10 +29,6 @@ class ScaleLayout(NamedTuple):
     swizzle: Any  # likewise
     tile: tuple[int, int]  # rows and blocks are padded to multiples of these numbers
 
-    @property
-    def is_tiled(self) -> bool:
-        return self.tile != (1, 1)
-
     def numel(self, rows: int, blocks: int) -> int:
         row_tile, block_tile = self.tile
         return row_tile * math.ceil(rows / row_tile) * block_tile * math.ceil(blocks / block_tile)
@@ -127,7 +123,7 @@ def native_gemm(recipe: str, a: Any, b: Any) -> Callable[[], torch.Tensor]:
 
 
 def _order_block_scales(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tensor:
-    if not layout.is_tiled:
+    if layout.tile == (1, 1):
         return scale
     if rocm_of_build():
         raise Infeasible(

@@ -37,17 +37,14 @@ class StandInGpu:
             def elapsed_time(self, end: Event) -> float:
                 return (end.at_us - self.at_us) / 1e3
 
-        class Flush:
-            def __init__(self, device: torch.device) -> None: ...
-
-            def __call__(self) -> None:
-                gpu.now_us += 300.0
-                gpu.log.append("flush")
+        def flush() -> None:
+            gpu.now_us += 300.0
+            gpu.log.append("flush")
 
         patch.setattr(torch.cuda, "Event", Event)
         patch.setattr(torch.cuda, "_sleep", lambda cycles: self.log.append("wait"))
         patch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-        patch.setattr(timing, "Flush", Flush)
+        patch.setattr(timing, "build_flush", lambda device: flush)
         timing.event_cost_s.cache_clear()
 
     def step(self) -> None:
@@ -129,10 +126,10 @@ def test_a_flush_reads_and_writes_every_element_of_the_whole_buffer(monkeypatch:
     monkeypatch.setattr(devices, "CPU_FLUSH_MIB", 1)
     monkeypatch.setattr(devices.torch, "zeros", create)
     with amd_device(StandInProperties("AMD GPU", "gfx90a", 9, 0, 104, 2**36)):
-        flush = devices.Flush(DEVICE)
+        flush = devices.build_flush(DEVICE)
         flush()
         flush()
-    devices.Flush(torch.device("cpu"))()
+    devices.build_flush(torch.device("cpu"))()
     on_gpu, on_cpu = buffers
     assert on_gpu.nbytes == 32 * 2**20 and bool((on_gpu == 3).all())
     assert on_cpu.nbytes == 2**20 and bool((on_cpu == 0).all())

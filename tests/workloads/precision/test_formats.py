@@ -17,7 +17,7 @@ WithTiledType = Enum("WithTiledType", ["BlockWise1x32", TILED_TYPE])  # type: ig
 def test_without_rocm_scales_are_tiled_for_the_units_of_nvidia() -> None:
     assert rocm_of_build() == ""
     layout = scale_layout("mxfp8")
-    assert layout.is_tiled and layout.numel(100, 3) == 128 * 4
+    assert layout.tile == (128, 4) and layout.numel(100, 3) == 128 * 4
     assert scale_layout("nvfp4").scaling_type is functional.ScalingType.BlockWise1x16
 
 
@@ -28,7 +28,7 @@ def test_rocm_takes_scales_as_they_are_unless_the_build_has_the_tiled_type() -> 
         functional.ScalingType.BlockWise1x32,
         functional.SwizzleType.NO_SWIZZLE,
     )
-    assert not layout.is_tiled and layout.numel(96, 3) == 96 * 3
+    assert layout.tile == (1, 1) and layout.numel(96, 3) == 96 * 3
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_build_with_the_tiled_type_demands_it_from_a_version_of_rocm_on(
     monkeypatch.setattr(functional, "ScalingType", WithTiledType)
     with amd_device(MI355X, rocm=rocm):
         layout = scale_layout(recipe)
-        assert layout.is_tiled == tiled
+        assert layout.tile == ((32, 8) if tiled else (1, 1))
         if tiled:
             assert layout.scaling_type.name == TILED_TYPE and layout.numel(40, 9) == 64 * 16
             with pytest.raises(Infeasible, match="tiles of 32 x 8, which torchao does not write"):
