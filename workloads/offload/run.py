@@ -27,11 +27,11 @@ from workloads.llama import checkpoint
 from workloads.llama.data import load_sequences
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
-from workloads.models.model import MODELS, find_trained_name
+from workloads.models.model import find_trained_name
 from workloads.models.routing import executed_imbalance
 from workloads.offload import OffloadParameters, find_placement_problem, infeasible_reason
 from workloads.offload.catalogue_rates import model_sizes
-from workloads.offload.cost_model import MemoryBudget, ModelSizes
+from workloads.offload.cost_model import MemoryBudget
 from workloads.offload.device_rates import MeasuredDevice, load_or_measure, measure_together
 from workloads.offload.engine import Engine
 from workloads.offload.gang import Gang
@@ -69,7 +69,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         raise Infeasible(problem[0])
     precision = select_precision(parameters, devices.architecture(device))
     devices.release_memory(device)
-    shape, model = MODELS[parameters.model], model_sizes(parameters, rank.world_size)
+    shape, model = parameters.shape, model_sizes(parameters, rank.world_size)
     if device.type == "cpu":  # device memory is host memory
         needed = count_training_state_bytes(shape, model.element_bytes, model.state_bytes_per_parameter)
         if needed > (available := available_memory_bytes()):
@@ -87,7 +87,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
             measured = measure_together(measured, device)
         devices.release_memory(device)
         started_s["rates"] = time.perf_counter()
-        training = (parameters, model, measured, device, precision, started_s, rank)
+        training = (parameters, measured, started_s, rank)
         try:
             return _plan_and_train(parameters.device_gib, *training)
         except torch.OutOfMemoryError as error:
@@ -107,16 +107,10 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
 
 
 def _plan_and_train(
-    device_gib: float,
-    parameters: OffloadParameters,
-    model: ModelSizes,
-    measured: MeasuredDevice,
-    device: torch.device,
-    precision: Precision,
-    started_s: dict[str, float],
-    rank: Rank,
+    device_gib: float, parameters: OffloadParameters, measured: MeasuredDevice, started_s: dict[str, float], rank: Rank
 ) -> Measurement:
     """Train with the fastest plan for `device_gib`. Raises torch.OutOfMemoryError if this needs more than planned."""
+    device, model = devices.device_of(rank), model_sizes(parameters, rank.world_size)
     budget = MemoryBudget(device_gib, parameters.host_gib)
     length, sequences = parameters.sequence_length, parameters.sequences_per_step
     prediction = find_fastest_plan(model, length, sequences, budget, measured.rates)
@@ -134,7 +128,7 @@ def _plan_and_train(
         dist.barrier()  # no rank allocates its part before all ranks have checked
     with Arena(arena_bytes, device) as arena:
         started_s["host memory"] = time.perf_counter()
-        return _train(parameters, prediction, measured, arena, device, precision, started_s, rank)
+        return _train(parameters, prediction, measured, arena, started_s, rank)
 
 
 def check_host_memory(arena_bytes: int, ranks: int, device_type: str, available_bytes: int) -> None:
@@ -169,12 +163,15 @@ def _train(
     prediction: Prediction,
     measured: MeasuredDevice,
     arena: Arena,
-    device: torch.device,
-    precision: Precision,
     started_s: dict[str, float],
     rank: Rank,
 ) -> Measurement:
-    plan, shape, warmup = prediction.plan, MODELS[parameters.model], parameters.warmup
+    device, warmup = devices.device_of(rank), parameters.warmup
+    plan, shape, precision = (
+        prediction.plan,
+        parameters.shape,
+        select_precision(parameters, devices.architecture(device)),
+    )
     optimizer = AdamW(learning_rate=parameters.learning_rate, rounding=parameters.rounding or "nearest")
     steps = warmup + parameters.steps
     tokens = load_sequences(
@@ -210,7 +207,11 @@ def _train(
     allocator_gib = parameters.device_gib - engine.peer_bytes / GIB
     with process_setup.device_memory_limit(device, allocator_gib):
         if rank.world_size > 1:
-            _rehearse(engine, batches[0][0])
+            try:
+                agree(lambda: engine.rehearse(batches[0][0]))
+            except GangOutOfMemory:  # on all ranks
+                engine.close()
+                raise
         started_s["weights" if rank.world_size == 1 else "weights and rehearsal"] = time.perf_counter()
         with monitor_gpu(device) as readings:
             times_s, losses, span_times_s = _run_steps(engine, batches, warmup, readings, rank)
@@ -279,15 +280,6 @@ def _train(
         | activity,
         files=files,
     )
-
-
-def _rehearse(engine: Engine, groups: torch.Tensor) -> None:
-    """Run a round without the other ranks. Raises GangOutOfMemory on all ranks if one runs out of memory."""
-    try:
-        agree(lambda: engine.rehearse(groups))
-    except GangOutOfMemory:
-        engine.close()
-        raise
 
 
 def _executed_parameters(
