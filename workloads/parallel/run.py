@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.steps import StepReports
@@ -29,7 +30,7 @@ from workloads.parallel import ParallelParameters, apply
 from workloads.parallel.context import ContextAttention
 from workloads.parallel.profiling import profile_step
 from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializer
-from workloads.parallel.train import TextSource, TokenSource, Trainer, local_sequences
+from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
 
@@ -173,11 +174,12 @@ def _train(
     )
 
 
-def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
-    """Return the token source. Raises Infeasible if the file has too few tokens or tokens outside the vocabulary."""
+def _open_source(parameters: ParallelParameters) -> Callable[[int, range], Batch]:
+    """Return a function that draws these sequences of a step's global batch: random ones, or a text's in order. Raises
+    Infeasible if the file has too few tokens or tokens outside the vocabulary."""
     vocabulary, length, seed = parameters.shape.vocabulary, parameters.sequence_length, parameters.seed
     if parameters.data is None:
-        return TokenSource(vocabulary, length, seed, parameters.document_tokens)
+        return TokenSource(vocabulary, length, seed, parameters.document_tokens).draw
     count = parameters.global_batch * (parameters.warmup + parameters.steps)
     try:
         tokens = load_sequences(
@@ -185,7 +187,7 @@ def _open_source(parameters: ParallelParameters) -> TokenSource | TextSource:
         )
     except ValueError as error:
         raise Infeasible(str(error)) from error
-    return TextSource(tokens, parameters.global_batch)
+    return lambda step, sequences: Batch(tokens[[step * parameters.global_batch + number for number in sequences]])
 
 
 def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, float]:
@@ -205,15 +207,15 @@ def _run_steps(
     """Train on new tokens in each step, and profile the last warm-up step. Tokens are drawn between steps, as the
     processes of a data loader would do; copying them to the device is timed. Returns the times and losses of all steps,
     the communication metrics, and the parameters as executed."""
-    device, source, reports = devices.device_of(rank), _open_source(parameters), StepReports(rank)
+    device, draw, reports = devices.device_of(rank), _open_source(parameters), StepReports(rank)
     sequences = local_sequences(trainer.layout, trainer.groups)
     tokens = parameters.global_batch * parameters.sequence_length
     flops = model_flops_per_token(parameters.shape, parameters.attended_length)
     times_s, losses, communication = list[float](), list[float](), dict[str, float]()
     for step in range(parameters.warmup + parameters.steps):
-        batch = source.draw(step, sequences)
+        batch = draw(step, sequences)
         if device.type == "cuda":
-            batch = batch.pin_memory()  # the host copies the batch without waiting
+            batch = batch.map(Tensor.pin_memory)  # the host copies the batch without waiting
         if rank.reporter and step:  # rank 0 reports the step before, and all ranks end together
             endings: list[Exception | None] = [None]
             if rank.rank == 0:

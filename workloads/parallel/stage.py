@@ -103,9 +103,7 @@ class ManualBackwardBlock(Block):
 
     def forward(self, x: Tensor, rope: Tensor, *document_offsets: Tensor) -> Tensor:
         assert not document_offsets
-        names, weights = zip(*self.named_parameters(), strict=True)
-        saved_names = self.SAVED_ACTIVATIONS[self.checkpointing]
-        out: Tensor = _ManualBackward.apply(self, saved_names, names, rope, x, *weights)
+        out: Tensor = _ManualBackward.apply(self, rope, x, *self.parameters())
         return out
 
     def cast(self, weights: NamedTensors, *, forward: bool, backward: bool) -> NamedTensors:
@@ -126,19 +124,12 @@ class ManualBackwardBlock(Block):
 
 class _ManualBackward(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[no-untyped-def]
-        ctx,
-        block: ManualBackwardBlock,
-        saved_names: tuple[str, ...],
-        weight_names: tuple[str, ...],
-        rope: Tensor,
-        x: Tensor,
-        *weights: Tensor,
-    ) -> Tensor:
-        operands = block.cast(dict(zip(weight_names, weights, strict=True)), forward=True, backward=False)
+    def forward(ctx, block: ManualBackwardBlock, rope: Tensor, x: Tensor, *weights: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.block, ctx.saved_names = block, block.SAVED_ACTIVATIONS[block.checkpointing]
+        ctx.weight_names = [name for name, _ in block.named_parameters()]
+        operands = block.cast(dict(zip(ctx.weight_names, weights, strict=True)), forward=True, backward=False)
         out, activations = block.block_math.forward(operands, x.flatten(0, 1), rope, None)
-        ctx.block, ctx.saved_names, ctx.weight_names = block, saved_names, weight_names
-        ctx.save_for_backward(rope, x, *(activations[name] for name in saved_names), *weights)
+        ctx.save_for_backward(rope, x, *(activations[name] for name in ctx.saved_names), *weights)
         # This must not be a view for autograd: schedules that split the backward pass detach a stage's output in place.
         return torch.ops.aten._unsafe_view(out, x.shape)
 
@@ -151,7 +142,7 @@ class _ManualBackward(torch.autograd.Function):
         is_repeated = "up" not in activations  # some GEMMs are repeated
         operands = ctx.block.cast(weights, forward=is_repeated, backward=True)
         d_x = ctx.block.block_math.backward(operands, gradients, activations, rope, d_out.contiguous().flatten(0, 1))
-        return None, None, None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
+        return None, None, d_x.view_as(x), *(gradients[name] for name in ctx.weight_names)
 
 
 class Head(nn.Module):

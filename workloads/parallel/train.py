@@ -32,13 +32,7 @@ class Batch:
     # The lengths of each sequence's documents, [sequences, documents] int64; None if a sequence is one document.
     document_lengths: Tensor | None = None
 
-    def pin_memory(self) -> Batch:
-        return self._map(Tensor.pin_memory)
-
-    def to(self, device: torch.device) -> Batch:
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         lengths = self.document_lengths
         return Batch(function(self.tokens), None if lengths is None else function(lengths))
 
@@ -67,17 +61,6 @@ class TokenSource:
             lengths.append(random.permutation(document_lengths(self.length, self.document_tokens)))
         packed = torch.from_numpy(np.stack(lengths)) if self.document_tokens else None
         return Batch(torch.from_numpy(np.stack(tokens)), packed)
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """Takes the sequences of a text in order."""
-
-    tokens: Tensor  # of all steps, [sequences, length + 1] int64
-    global_batch: int
-
-    def draw(self, step: int, sequences: Iterable[int]) -> Batch:
-        return Batch(self.tokens[[step * self.global_batch + sequence for sequence in sequences]])
 
 
 def local_sequences(layout: Layout, groups: Groups) -> range:
@@ -302,7 +285,7 @@ class Trainer:
 
     def compute_gradients(self, batch: Batch) -> Tensor:
         """Run the forward and backward passes of this rank's sequences. Returns the mean loss of all ranks."""
-        batch, layout = batch.to(self._device), self.layout
+        batch, layout = batch.map(lambda tensor: tensor.to(self._device, non_blocking=True)), self.layout
         inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
         if self.groups.cp_group is not None:  # this rank's part of each sequence
             positions = local_positions(inputs.shape[1], layout.cp, dist.get_rank(self.groups.cp_group))
