@@ -42,22 +42,16 @@ class Site:
         device = cluster.device
         return cls(cluster.gpus, cluster.topology.gpus_per_domain, device.name, device.peak_tflops)
 
-    def lacks_torch(self, needed: tuple[int, ...]) -> bool:
-        return self.torch is not None and self.torch < needed
-
-    @property
-    def torch_name(self) -> str:
-        return ".".join(map(str, self.torch or ()))
-
-
-Check = Callable[[Job, Site], Iterator[str]]
+    def find_older_torch(self, needed: tuple[int, ...]) -> str:
+        """Return the version of torch if it is older than needed, else ""."""
+        return ".".join(map(str, self.torch)) if self.torch is not None and self.torch < needed else ""
 
 
 class Rule(NamedTuple):
     """A rule: a name, and a check that yields the reasons why a job breaks the rule."""
 
     name: str
-    check: Check
+    check: Callable[[Job, Site], Iterator[str]]
     trainers: frozenset[str] | None = None  # the trainers that have the rule; None for all
     # A search checks the rule for each value of checkpointing and resharding, which trade memory for time. This does
     # not include the resharding of unsharded weights, which a search sets in every layout.
@@ -262,8 +256,8 @@ def _check_split_backward(job: Job, site: Site) -> Iterator[str]:
     layout, schedule = job.layout, job.layout.schedule
     if schedule not in SPLIT_SCHEDULES:
         return
-    if site.lacks_torch(SPLIT_LOSS_TORCH):
-        yield f"{schedule} does not split this loss's backward pass before torch 2.13, this is {site.torch_name}"
+    if older := site.find_older_torch(SPLIT_LOSS_TORCH):
+        yield f"{schedule} does not split this loss's backward pass before torch 2.13, this is {older}"
     if job.compiled:
         yield f"{schedule} splits the backward pass, which a compiled block does not support: compile has to be false"
     if layout.checkpointing in ("selective_up", "selective"):
@@ -337,8 +331,8 @@ def _check_documents(job: Job, site: Site) -> Iterator[str]:
         yield "document_tokens needs whole sequences: cp has to be 1"
     if job.manual_backward:
         yield "block manual attends to whole sequences: document_tokens needs block pytorch"
-    if site.on_gpu and site.lacks_torch(VARLEN_TORCH):
-        yield f"document_tokens needs the varlen_attn of torch 2.13, this is {site.torch_name}"
+    if site.on_gpu and (older := site.find_older_torch(VARLEN_TORCH)):
+        yield f"document_tokens needs the varlen_attn of torch 2.13, this is {older}"
     if site.on_gpu and job.precision == "fp32":
         yield "document_tokens needs half precision on a GPU: dtype has to be bf16 or lower"
 

@@ -61,10 +61,6 @@ class MeasuredDevice:
     attention: str  # the name of the fastest attention kernel
     measured_at: float  # Unix time in seconds
 
-    @property
-    def kernel(self) -> Kernel:
-        return KERNELS[self.attention]
-
 
 def load_or_measure(
     model: str, sequence_length: int, device: torch.device, precision: Precision, routing: Routing = NATURAL

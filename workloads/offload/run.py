@@ -24,6 +24,7 @@ from workloads.instruments.distributed import process_group
 from workloads.instruments.telemetry import GpuReadings, count_allocator_retries, monitor_gpu
 from workloads.instruments.trace import record_trace
 from workloads.llama import checkpoint
+from workloads.llama.attention_kernels import KERNELS
 from workloads.llama.data import load_sequences
 from workloads.llama.fp8_block import FP8_RECIPES
 from workloads.models.flops import hardware_flops_per_token, model_flops_per_token
@@ -193,7 +194,7 @@ def _train(
         plan,
         arena,
         device,
-        measured.kernel,
+        KERNELS[measured.attention],
         precision=precision,
         optimizer=optimizer,
         routing=parameters.routing,

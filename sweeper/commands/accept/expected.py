@@ -26,31 +26,30 @@ def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mappin
         device = build_device(target.hardware)
     except UserInputError:
         return ends
-    rates = {test: RATES[experiment.workload](target, experiment, ranks) for test in experiment.tests}
+    rates = dict.fromkeys(experiment.tests, _expected_rate(target, experiment, ranks))
     factors = {test: device.power_headroom if metric == "tflops" else 1.0 for test, metric in metrics}
     return ends | {test: factors[test] * rate for test, rate in rates.items() if rate}
 
 
-def _products(target: Target, experiment: Experiment, ranks: int) -> float | None:
-    dtype = str(experiment.parameters["dtype"]).partition("_")[0]
-    device = build_device(target.hardware)
-    return sustained_flops(device, dtype) / 1e12 if dtype in device.sustained_tflops else None
-
-
-def _copies(target: Target, experiment: Experiment, ranks: int) -> float | None:
-    is_local = experiment.parameters["operation"] == "copy"
-    return build_device(target.hardware).memory_gb_s * COPY_SHARE if is_local else None
-
-
-def _collectives(target: Target, experiment: Experiment, ranks: int) -> float | None:
-    """Convert the planner's time for the collective to a bus bandwidth in GB/s, as defined by nccl-tests."""
-    if experiment.parameters["kib"] < LEAST_KIB:
+def _expected_rate(target: Target, experiment: Experiment, ranks: int) -> float | None:
+    """Return the rate of an experiment on a known device; None if nothing is expected of it."""
+    device, given = build_device(target.hardware), experiment.parameters
+    match experiment.workload:
+        case "matmul":
+            dtype = str(given["dtype"]).partition("_")[0]
+            return sustained_flops(device, dtype) / 1e12 if dtype in device.sustained_tflops else None
+        case "memory":
+            return device.memory_gb_s * COPY_SHARE if given["operation"] == "copy" else None
+        case "parallel":
+            return _find_layout(target, experiment, ranks)[0]
+    # A collective's bus bandwidth in GB/s, as defined by nccl-tests, from the planner's time.
+    if given["kib"] < LEAST_KIB:
         return None
-    size, moved = int(experiment.parameters.get("ranks") or ranks), 1024.0 * experiment.parameters["kib"]
+    size, moved = int(given.get("ranks") or ranks), 1024.0 * given["kib"]
     topology = replace(default_topology(target.hardware), gpus_per_domain=target.ranks_per_node(ranks))
-    cluster, group = Cluster(build_device(target.hardware), topology, size), Group(size)
+    cluster, group = Cluster(device, topology, size), Group(size)
     others = (size - 1) / size
-    if experiment.parameters["collective"] == "all_reduce":
+    if given["collective"] == "all_reduce":
         return 2 * others * moved / all_reduce_s(cluster, group, moved) / 1e9
     remote = max(0.0, 1 - topology.gpus_per_domain / size)
     return others * moved / all_to_all_s(cluster, group, others * moved, remote * moved) / 1e9
@@ -78,7 +77,3 @@ def choose_parameters(target: Target, experiment: Experiment, ranks: int) -> dic
         return given
     rate, layout = _find_layout(target, experiment, ranks)
     return layout if rate else {}
-
-
-RATES = {"matmul": _products, "memory": _copies, "collectives": _collectives}
-RATES["parallel"] = lambda *of_test: _find_layout(*of_test)[0]

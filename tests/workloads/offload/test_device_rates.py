@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
 def test_a_cpu_is_measured_in_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     measured = load_or_measure("llama_tiny", 32, torch.device("cpu"), Precision(torch.float32))
-    assert measured.kernel.name == "cpu" and not list(tmp_path.rglob("*.json"))
+    assert measured.attention == "cpu" and not list(tmp_path.rglob("*.json"))
 
 
 @pytest.mark.gpu
