@@ -53,7 +53,12 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
     device, architecture, generator = prepare(parameters, rank, rules.unsupported_reason)
     with selected(parameters.kernel):
         calls = build_calls(parameters, draw_inputs(parameters, device, generator))
-        error = _checked_error(parameters, calls)
+        out, *gradients, _ = exact_results(*calls.inputs, causal=parameters.causal)
+        is_forward = parameters.mode == "forward"
+        error = largest_error([calls.forward()], [out]) if is_forward else largest_error(calls.backward(), gradients)
+        name = f"{parameters.mode} attention by {calls.kernel} in {parameters.dtype}"
+        check_error(name, error, TOLERANCE[parameters.dtype])
+        del out, gradients
 
         def copy() -> Callable[[], object]:
             return getattr(build_calls(parameters, draw_inputs(parameters, device, generator)), parameters.mode)
@@ -72,14 +77,6 @@ def measure(parameters: AttentionParameters, rank: Rank) -> Measurement:
         matrix_dtype=rules.matrix_dtype(parameters, architecture),
         metrics={"relative_error": error, **measured.metrics},
     )
-
-
-def _checked_error(parameters: AttentionParameters, calls: AttentionCalls) -> float:
-    out, *gradients, _ = exact_results(*calls.inputs, causal=parameters.causal)
-    is_forward = parameters.mode == "forward"
-    error = largest_error([calls.forward()], [out]) if is_forward else largest_error(calls.backward(), gradients)
-    name = f"{parameters.mode} attention by {calls.kernel} in {parameters.dtype}"
-    return check_error(name, error, TOLERANCE[parameters.dtype])
 
 
 def draw_inputs(parameters: AttentionParameters, device: torch.device, generator: torch.Generator) -> Inputs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import math
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from workloads.estimator.placed_job import PlacedJob
@@ -110,7 +109,11 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
     return placed.pass_s(activations + weights, precision.instructions_gb_s)
 
 
-ATTENTION_RATES = Path(__file__).parent / "tables" / "attention_rates.csv"
+_ROWS = csv.DictReader((Path(__file__).parent / "tables" / "attention_rates.csv").read_text().splitlines())
+ATTENTION_RATES = {
+    (row["kernel"], row["architecture"]): AttentionRates(*(float(row[name]) for name in AttentionRates._fields))
+    for row in _ROWS
+}
 # The backward pass of fused attention has five GEMMs; the forward pass has two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5
 # Bytes per fp16 score of unfused attention. The forward pass computes the scores, a scaled and masked softmax, dropout
@@ -156,22 +159,12 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
 LINEAR_PASSES, LINEAR_CHUNK = 6, 128
 
 
-@cache
-def _attention_table() -> dict[tuple[str, str], AttentionRates]:
-    with ATTENTION_RATES.open(newline="") as lines:
-        return {
-            (row["kernel"], row["architecture"]): AttentionRates(*(float(row[name]) for name in AttentionRates._fields))
-            for row in csv.DictReader(lines)
-        }
-
-
 def attention_rates(device: Device, kernel: AttentionKernel) -> AttentionRates:
     """Return a fused kernel's rates: measured on the device, else from the table, else those of an H100."""
     if kernel in device.attention:
         return device.attention[kernel]
-    table = _attention_table()
-    known = (table.get((name, device.architecture)) for name in (kernel, "flash2", "cudnn"))
-    return next((rates for rates in known if rates), table["flash2", "sm90"])
+    known = (ATTENTION_RATES.get((name, device.architecture)) for name in (kernel, "flash2", "cudnn"))
+    return next((rates for rates in known if rates), ATTENTION_RATES["flash2", "sm90"])
 
 
 # Factor on the bytes of norms, rotary embeddings and activations in separate PyTorch kernels, some of which cast to

@@ -4,7 +4,6 @@ import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -89,7 +88,7 @@ UNKNOWN_CLUSTER = Cluster(
 )
 
 
-DEVICE_RATES = Path(__file__).with_name("device_rates.csv")
+DEVICE_RATES = list(csv.DictReader(Path(__file__).with_name("device_rates.csv").read_text().splitlines()))
 REQUIRED = ("gpus_per_domain", "wiring", "link_gb_s", "network_gb_s")
 WIRINGS = get_args(Wiring)
 
@@ -127,16 +126,10 @@ def build_topology(values: Mapping[str, Any]) -> Topology:
 
 
 def measured_tflops(device: str) -> dict[str, float]:
-    return {row["dtype"]: float(row["tflops"]) for row in _device_rates() if row["device"] == device}
+    return {row["dtype"]: float(row["tflops"]) for row in DEVICE_RATES if row["device"] == device}
 
 
 def power_headroom(device: str) -> float:
     """Return the ratio of a device's GEMM speed without a power cap to its sustained speed; 1 if unknown."""
-    rows = (row for row in _device_rates() if row["device"] == device and row["power_headroom"])
+    rows = (row for row in DEVICE_RATES if row["device"] == device and row["power_headroom"])
     return next((float(row["power_headroom"]) for row in rows), 1.0)
-
-
-@cache
-def _device_rates() -> list[dict[str, str]]:
-    with DEVICE_RATES.open(newline="") as lines:
-        return list(csv.DictReader(lines))

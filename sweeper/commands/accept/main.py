@@ -18,6 +18,7 @@ inconclusive. The command changes nothing on the machines and does not need root
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -135,7 +136,8 @@ def accept(request: AcceptRequest) -> int:
     rates = {(job.place, t): rate for job, e in planned for t, rate in expected_rates(job.target, e, job.ranks).items()}
     folder = Path(request.dir).expanduser() / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    journal = records.Journal(folder / f"{target.hardware.name}-{request.profile}.unfinished", target.model, names)
+    file, heading = f"{target.hardware.name}-{request.profile}.unfinished", [records.FORMAT, target.model, names]
+    journal = records.Journal(folder / file, json.dumps(heading))
     run = Run(request, target, nodes, watches, journal, rates, baseline, console, journal.read(), started_s)
     if run.readings:
         console.print(f"resumed    {count(len(run.readings), 'result')} of {journal.path}")

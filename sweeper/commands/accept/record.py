@@ -89,25 +89,20 @@ class Journal:
     """The readings of an unfinished acceptance, one per line. A rerun on the same nodes resumes the acceptance."""
 
     path: Path
-    model: str
-    names: Sequence[str]  # the names of the nodes
-
-    @property
-    def _heading(self) -> str:
-        return json.dumps([FORMAT, self.model, list(self.names)])
+    heading: str  # the first line, which names the model and the nodes
 
     def read(self) -> list[Reading]:
         """If a run on these nodes was interrupted in the last day, return its readings; else begin a new journal."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         is_recent = bool(lines) and time.time() - self.path.stat().st_mtime < RESUMED_WITHIN_S
-        if not is_recent or lines[0] != self._heading:
-            self.path.write_text(f"{self._heading}\n")
+        if not is_recent or lines[0] != self.heading:
+            self.path.write_text(f"{self.heading}\n")
             return []
         rows = []
         for line in lines[1:]:
             with suppress(ValueError):  # a killed process may leave half a line
                 rows.append(json.loads(line))
-        write_whole(self.path, "\n".join([self._heading, *map(json.dumps, rows), ""]))
+        write_whole(self.path, "\n".join([self.heading, *map(json.dumps, rows), ""]))
         return [Reading(**{**values, "nodes": tuple(values["nodes"])}) for values in rows]
 
     def add(self, readings: Sequence[Reading]) -> None:

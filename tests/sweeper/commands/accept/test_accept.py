@@ -335,7 +335,7 @@ def test_an_acceptance_is_one_run_in_mlflow_with_its_medians_and_files_and_a_sto
 
 
 def test_half_a_line_of_a_killed_process_does_not_end_the_next_starts(tmp_path: Path) -> None:
-    journal, (first, second, third) = records.Journal(tmp_path / "j", "m", ["n"]), readings(700, 701, 702)
+    journal, (first, second, third) = records.Journal(tmp_path / "j", "m of n"), readings(700, 701, 702)
     assert journal.read() == []
     journal.add([first, second])
     journal.path.write_text(journal.path.read_text()[:-20])
