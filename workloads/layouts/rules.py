@@ -212,15 +212,9 @@ def _check_sharding(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_dtype(job: Job, site: Site) -> Iterator[str]:
-    dtype = matrix_dtype(job.precision)
+    dtype = PRECISIONS[job.precision].dtype
     if site.peak_tflops and dtype not in site.peak_tflops:
         yield f"precision={job.precision}: {site.device} has no {dtype} units or no known peak for them"
-
-
-def matrix_dtype(precision: str) -> str:
-    """Return the data type of a recipe's GEMMs, named as in a device's peaks: `fp8` for `fp8_tensorwise`."""
-    name = precision.split("_")[0]
-    return {"mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}.get(name, name)
 
 
 def _check_own_precision(job: Job, site: Site) -> Iterator[str]:

@@ -147,6 +147,7 @@ class Experts(nn.Module):
         if shape.gpt_oss:
             self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * size))
             self.down_bias = nn.Parameter(torch.empty(experts, shape.hidden_size))
+        self._has_shared = shared > 0
         if shared:
             self.shared_gate_up = nn.Linear(shape.hidden_size, 2 * shared, bias=False)
             self.shared_down = nn.Linear(shared, shape.hidden_size, bias=False)
@@ -202,7 +203,9 @@ class Experts(nn.Module):
         else:
             order = sort_by_expert(choice.experts, self.shape.experts)
             counts = order.counts
-        self._count(counts)
+        with torch.no_grad():
+            self.load.add_(counts)
+            self.passes.add_(torch.stack([counts.max(), counts.sum()]))
         weights = choice.weights
         if self.routing.auxiliary_loss or self.routing.z_loss:
             weights = _AddLoss.apply(weights, self._loss(logits, choice, counts), self.loss_share)
@@ -244,10 +247,6 @@ class Experts(nn.Module):
         out = torch.addmm(out, (is_expert * row_weights).to(rows.dtype), local_part(self.down_bias).to(rows.dtype))
         return sum_rows(out, order.rows, order.tokens)
 
-    @property
-    def _has_shared(self) -> bool:
-        return self.shape.shared_expert_intermediate_size > 0
-
     def _shared(self, tokens: Tensor) -> Tensor:
         gate, up = self.shared_gate_up(tokens).chunk(2, dim=-1)
         out: Tensor = self.shared_down(functional.silu(gate) * up)
@@ -259,11 +258,6 @@ class Experts(nn.Module):
         balance = self.shape.experts * (shares * probabilities.mean(dim=0)).sum()
         z = logits.float().logsumexp(dim=-1).square().mean()
         return self.routing.auxiliary_loss * balance + self.routing.z_loss * z
-
-    @torch.no_grad()
-    def _count(self, counts: Tensor) -> None:
-        self.load.add_(counts)
-        self.passes.add_(torch.stack([counts.max(), counts.sum()]))
 
     @torch.no_grad()
     def balance(self) -> None:

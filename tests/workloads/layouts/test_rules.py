@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.planner import LLAMA_8B, cluster, job
 from workloads.layouts.layout import Layout
-from workloads.layouts.rules import find_violation, matrix_dtype
+from workloads.layouts.rules import find_violation
 from workloads.layouts.trainers import find_trainer
 
 
@@ -126,4 +126,3 @@ def test_a_data_type_without_units_is_refused() -> None:
     layout = Layout(dp_shard=2, global_batch=2)
     violation = find_violation(replace(job(layout), precision="nvfp4", trainer="torchtitan"), cluster(2))
     assert violation is not None and "h100 has no fp4 units" in violation.reason
-    assert matrix_dtype("fp8_tensorwise") == "fp8" and matrix_dtype("mxfp8") == "fp8" and matrix_dtype("bf16") == "bf16"
