@@ -125,10 +125,8 @@ def _list_obstacles(job: Job) -> Iterator[str]:
     if layout.sharding == "none" and layout.offload_optimizer:
         yield "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1"
     less = layout.less_layers
-    if (model.layers + sum(less)) % stages:
-        divided = f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank)"
-        given = f"with first_stage_less_layers={less[0]} and last_stage_less_layers={less[1]}"
-        yield f"{divided} {given}" if any(less) else f"{divided}, nor do they with embedding and head"
+    if not any(less) and model.layers % stages:
+        yield f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank)"
     is_of_ranks = layout.schedule not in V_SCHEDULES and not any(count % layout.stages_per_rank for count in less)
     if not ({*less} <= {0, 1} or is_of_ranks):
         yield f"last_stage_less_layers={less[1]} cannot be written with {layout.stages_per_rank} stages on a rank"

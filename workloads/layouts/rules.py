@@ -144,13 +144,14 @@ def _check_stages(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_less_layers(job: Job, site: Site) -> Iterator[str]:
-    layout = job.layout
-    first, last = layout.less_layers
+    layout, (first, last) = job.layout, job.layout.less_layers
+    layers, given = job.model.layers, f"first_stage_less_layers {first} and last_stage_less_layers {last}"
     if layout.pp == 1 and (first or last):
         yield "pp 1 is not a pipeline: first_stage_less_layers and last_stage_less_layers have to be 0"
-    elif (job.model.layers + first + last) // layout.stages <= max(first, last):
-        given = f"first_stage_less_layers {first} and last_stage_less_layers {last}"
-        yield f"{given} leave a stage without layers: {job.model.layers} layers in {layout.stages} stages"
+    elif (layers + first + last) // layout.stages <= max(first, last):
+        yield f"{given} leave a stage without layers: {layers} layers in {layout.stages} stages"
+    elif (first or last) and find_trainer(job.trainer).core == "megatron" and (layers + first + last) % layout.stages:
+        yield f"{given} do not leave the other stages equally many of {layers} layers, as {job.trainer} needs"
 
 
 def _check_microbatches(job: Job, site: Site) -> Iterator[str]:

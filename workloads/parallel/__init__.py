@@ -174,9 +174,10 @@ class ParallelParameters:
         """The tokens forced on the busiest rank, divided by the mean; 1 for natural routing, where this is unknown."""
         if self.imbalance is None or self.ep == 1:
             return 1.0
-        loads = tokens_of_experts(10**6, self.shape.experts, self.imbalance, self.seed)
+        tokens = 10_000 * self.shape.experts
+        loads = tokens_of_experts(tokens, self.shape.experts, self.imbalance, self.seed)
         share = self.shape.experts // self.ep
-        return max(sum(loads[first : first + share]) for first in range(0, len(loads), share)) * self.ep / 10**6
+        return max(sum(loads[first : first + share]) for first in range(0, len(loads), share)) * self.ep / tokens
 
     @property
     def buffers_imbalance(self) -> float:

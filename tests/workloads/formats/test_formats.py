@@ -239,7 +239,7 @@ def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
         (
             "megatron",
             {"pp": 4, "dp_shard": 1, "last_stage_less_layers": 2},
-            "megatron: 32 layers do not divide into 4 stages (pp x stages_per_rank) with first_stage_less_layers=0",
+            "megatron: first_stage_less_layers 0 and last_stage_less_layers 2 do not leave the other stages equal",
         ),
         (
             "megatron",

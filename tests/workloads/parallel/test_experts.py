@@ -267,10 +267,18 @@ def test_a_cuda_graph_has_the_losses_of_the_same_steps_without() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ep", "imbalance", "expected"), [(1, 4.0, 1.0), (2, None, 1.0), (2, 1.0, 1.0), (4, 4.0, (1.0, 4.0))]
+    ("model", "ep", "imbalance", "expected"),
+    [
+        ("experts_tiny", 1, 4.0, 1.0),
+        ("experts_tiny", 2, None, 1.0),
+        ("qwen3_30b_a3b", 2, 1.0, 1.0),  # 128 experts do not divide a million tokens
+        ("experts_tiny", 4, 4.0, (1.0, 4.0)),
+    ],
 )
-def test_the_busiest_rank_has_the_tokens_of_its_experts(ep: int, imbalance: float | None, expected: Any) -> None:
-    parameters = ParallelParameters(model="experts_tiny", dp_shard=ep, ep=ep, imbalance=imbalance)
+def test_the_busiest_rank_has_the_tokens_of_its_experts(
+    model: str, ep: int, imbalance: float | None, expected: Any
+) -> None:
+    parameters = ParallelParameters(model=model, dp_shard=ep, ep=ep, imbalance=imbalance)
     if isinstance(expected, float):
         assert parameters.rank_imbalance == expected
     else:
