@@ -148,7 +148,7 @@ def _check_less_layers(job: Job, site: Site) -> Iterator[str]:
     layers, given = job.model.layers, f"first_stage_less_layers {first} and last_stage_less_layers {last}"
     if layout.pp == 1 and (first or last):
         yield "pp 1 is not a pipeline: first_stage_less_layers and last_stage_less_layers have to be 0"
-    elif (layers + first + last) // layout.stages <= max(first, last):
+    elif (layers + first + last) // layout.stages <= max(0, first, last):
         yield f"{given} leave a stage without layers: {layers} layers in {layout.stages} stages"
     elif (first or last) and find_trainer(job.trainer).core == "megatron" and (layers + first + last) % layout.stages:
         yield f"{given} do not leave the other stages equally many of {layers} layers, as {job.trainer} needs"

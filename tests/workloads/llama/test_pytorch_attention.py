@@ -40,7 +40,9 @@ def test_an_output_of_one_sequence_has_no_stride_of_zero(monkeypatch: pytest.Mon
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
         monkeypatch.setattr(sys.modules[parent], name.rpartition(".")[2], sys.modules[name], raising=False)
     monkeypatch.setattr(sys.modules[names[2]], "_flash_attn_fwd", forward, raising=False)
-    monkeypatch.delitem(sys.modules, "workloads.llama.flash4_functions", raising=False)
+    # Set before it is imported, so that the module with these stand-ins is gone after the test.
+    monkeypatch.setitem(sys.modules, "workloads.llama.flash4_functions", ModuleType("stand_in"))
+    del sys.modules["workloads.llama.flash4_functions"]
     functions = import_module("workloads.llama.flash4_functions")
     queries = torch.zeros(1, 4, 8, 16).as_strided((1, 4, 8, 16), (0, 16, 64, 1))
     out = torch.empty_like(queries)

@@ -73,6 +73,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["expert_imbalance=2"], "expert_imbalance=2.0: llama3_8b has no experts"),
         (["state=int8", "trainer=torchtitan"], "state=int8: torchtitan does not run it. Allowed .*: fp32, amp, bf16"),
         (["pp=2", "last_stage_less_layers=-40"], "leave a stage without layers: 32 layers in 2 stages"),
+        (["pp=4", "first_stage_less_layers=-16", "last_stage_less_layers=-16"], "leave a stage without layers"),
         (["trainer=megatron", "pp=4", "first_stage_less_layers=1", "last_stage_less_layers=1"], "as megatron needs"),
         (["pp=1", "last_stage_less_layers=2"], "pp 1 is not a pipeline: .* last_stage_less_layers have to be 0"),
         (
