@@ -32,7 +32,7 @@ def own_saved_elements(placed: PlacedJob, checkpointing: str) -> float:
         return model.hidden_size / layout.tp
     attention, keys_values = model.heads * model.head_size, 2 * model.kv_heads * model.head_size
     qkv, selective = attention + keys_values, checkpointing.startswith("selective")
-    halves = {"selective": 0, "selective_up": 1}.get(checkpointing, 2)  # of the MLP's widest product
+    halves = {"selective": 0, "selective_up": 1}.get(checkpointing, 2)  # saved outputs of gate and up
     if placed.job.manual_backward:
         return 2 * model.hidden_size + qkv + attention + halves * model.intermediate_size
     if placed.job.precision.startswith("fp8") and not selective:  # measured: GEMM inputs stay in fp8

@@ -30,7 +30,7 @@ class PlacedJob:
         # The share of blocks that recompute their whole forward pass.
         self.repeated_share = self.checkpointed_share if layout.checkpointing == "full" else 0.0
         # The share of repeated tensor-parallel collectives. With saved GEMM outputs, only gathers repeat.
-        gathers_again = layout.checkpointing in ("selective", "selective_up", "per_op")
+        gathers_again = layout.checkpointing in ("selective", "per_op")
         self.repeated_collectives_share = self.checkpointed_share / 2 if gathers_again else self.repeated_share
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # per micro-batch on a GPU
         self.imbalance = min(job.expert_imbalance, layout.ep)  # one of ep ranks can have all tokens at most

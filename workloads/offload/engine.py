@@ -341,27 +341,7 @@ class Engine:
             for c in reversed(range(self.plan.chunks_per_round)):
                 d[c] = self._backward_chunk(operands, sums, c, d[c])
         self.copy_streams.release(weights.buffer, gradients.buffer)
-
-        def finish_layer() -> None:
-            kept, own = self._weights.get(n), self._gradients.get(n)
-            if self._whole:
-                self._whole.take_reduced(n, own.buffer, is_first=is_first)
-            if not is_last:
-                self._gradients.store(n)
-                return
-            if self._whole:
-                self._whole.invalidate(n)
-            updated = (kept.buffer, own.buffer, *states)
-            self.copy_streams.acquire(*updated)
-            with self.copy_streams.span("optimizer"), trace.annotate(f"layer {n} update"):
-                self.optimizer.apply(self.steps_done, *(buffer.tensor for buffer in updated))
-            self.copy_streams.release(*updated)
-            self._weights.store(n)  # before the states: the weights of the layer after next use this slot
-            if states is not stored_states:
-                for target, source in zip(stored_states, states, strict=True):
-                    self.copy_streams.copy(target, source)
-
-        finish: Callable[[], None] | None = finish_layer
+        finish: Callable[[], None] | None = partial(self._finish_layer, n, stored_states, states, is_first, is_last)
         if self._whole:  # shares are reduced while the next layer computes; this layer is finished later
             self._unfinished, finish = finish, self._unfinished
         elif is_last and self.gang.distribution == "replicas":
@@ -372,6 +352,32 @@ class Engine:
             finish()
         if self._whole:
             self._whole.reduce(n)
+
+    def _finish_layer(
+        self,
+        n: int,
+        stored_states: tuple[Buffer, ...],
+        states: tuple[Buffer, ...],  # on the device
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        weights, gradients = self._weights.get(n), self._gradients.get(n)
+        if self._whole:
+            self._whole.take_reduced(n, gradients.buffer, is_first=is_first)
+        if not is_last:
+            self._gradients.store(n)
+            return
+        if self._whole:
+            self._whole.invalidate(n)
+        updated = (weights.buffer, gradients.buffer, *states)
+        self.copy_streams.acquire(*updated)
+        with self.copy_streams.span("optimizer"), trace.annotate(f"layer {n} update"):
+            self.optimizer.apply(self.steps_done, *(buffer.tensor for buffer in updated))
+        self.copy_streams.release(*updated)
+        self._weights.store(n)  # before the states: the weights of the layer after next use this slot
+        if states is not stored_states:
+            for target, source in zip(stored_states, states, strict=True):
+                self.copy_streams.copy(target, source)
 
     def _backward_chunk(self, weights: NamedTensors, gradients: NamedTensors, c: int, d_out: Tensor) -> Tensor:
         plan, segment = self.plan, c % self.plan.segments_per_sequence

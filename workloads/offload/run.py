@@ -167,12 +167,8 @@ def _train(
     started_s: dict[str, float],
     rank: Rank,
 ) -> Measurement:
-    device, warmup = devices.device_of(rank), parameters.warmup
-    plan, shape, precision = (
-        prediction.plan,
-        parameters.shape,
-        select_precision(parameters, devices.architecture(device)),
-    )
+    device, plan, shape, warmup = devices.device_of(rank), prediction.plan, parameters.shape, parameters.warmup
+    precision = select_precision(parameters, devices.architecture(device))
     optimizer = AdamW(learning_rate=parameters.learning_rate, rounding=parameters.rounding or "nearest")
     steps = warmup + parameters.steps
     tokens = load_sequences(

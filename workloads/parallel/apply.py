@@ -46,7 +46,7 @@ GROUPS_PER_TRIAL = 1000  # more than a layout creates
 
 
 # The compiler starts a block's collectives as early as possible and waits for them as late as possible. By default, it
-# waits immediately, although the gradients of weights need no exchanged tensor.
+# waits immediately, although some gradients of weights do not need what is exchanged.
 OVERLAP = {
     "reorder_for_compute_comm_overlap": True,
     "reorder_for_compute_comm_overlap_passes": ["raise_comms", "sink_waits"],

@@ -1,0 +1,140 @@
+"""`python -m sweeper plan` for several GPUs, and for a number of days, a rate or a cost."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from sweeper.commands.plan.answer import answer, find_problem, plan_training, search
+from sweeper.commands.plan.main import COMMAND
+from sweeper.commands.plan.request import build_problem, read_request
+from sweeper.commands.plan.side_by_side import Planned, compare_hardware, list_open
+from sweeper.commands.plan.text import list_sections, show_range, tail_lines
+from workloads.api.errors import UserInputError
+from workloads.estimator.questions import TrainingRun
+
+
+def test_gpus_are_compared_for_the_same_tokens_the_fewest_gpu_hours_first() -> None:
+    words = ["model=llama3_8b", "hardware=h100,rtx4090,b200", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
+    request = read_request([*words, "train_tokens=1e12", "trainer=torchtitan", "global_batch=256"])
+    rows, lines = compare_hardware(request, ["h100", "rtx4090", "b200"])
+    alone = {name: dict(list_sections(answer(replace(request, hardware=name)))) for name in ("b200", "h100")}
+    counts = {name: len(lines["unsure"] + lines.get("far", [])) for name, lines in alone.items()}
+    assert f"{sum(counts.values())} warnings: b200 {counts['b200']}, h100 {counts['h100']}." in lines[-1]
+    assert [row[0] for row in rows] == ["b200", "h100", "rtx4090"]
+    assert "no layout fits" in rows[2][-1] and rows[2][1] == "—"
+    hours, energy = (float(rows[1][place].replace(",", "")) for place in (4, 6))
+    assert energy == pytest.approx(hours * 700 / 1e6, rel=0.3)  # both are rounded to the band
+    for row, price in zip(rows[:2], (8.5, 4.5), strict=True):  # each GPU has its own
+        hours, cost = (float(row[place].split(" (")[0].replace(",", "")) for place in (4, 5))
+        assert cost == pytest.approx(price * hours, rel=0.05)  # each has the digits of its band
+        assert f"price     {row[0]}: {price} USD per GPU-hour, assumed: Nebius price list" in "\n".join(lines)
+        assert row[8] == "by torchtitan, bf16, 256 x 8,192 tokens a step"
+
+
+def test_a_price_of_the_request_replaces_those_of_the_gpus() -> None:
+    words = ["model=llama3_8b", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1", "train_tokens=1e12"]
+    names = ["mi355x", "h100"]  # the first has no price
+    rows, lines = compare_hardware(read_request([*words, "hardware=mi355x,h100", "price_per_hour=2"]), names)
+    assert all(row[5] != "—" for row in rows) and f"price     {names[0]}: 2 per GPU-hour" in lines
+    rows, lines = compare_hardware(read_request([*words, "hardware=mi355x,h100"]), names)
+    assert [row[5] == "—" for row in rows] == [True, False]  # in the order of GPU-hours
+    with pytest.raises(UserInputError, match="max_cost=9: needs price_per_hour=, mi355x has no known price"):
+        answer(read_request([*words, "hardware=mi355x", "max_cost=9"]))
+
+
+def test_a_comparison_says_what_its_bands_leave_open() -> None:
+    words = ["model=llama3_8b", "hardware=h100,h200,b200", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
+    request = read_request([*words, "train_tokens=1e12"])
+    rows, lines = compare_hardware(replace(request, days=160.0), names := ["h100", "h200", "b200"])
+    days = {row[0]: tuple(map(int, re.findall(r"\d+", row[3]))) for row in rows}
+    assert days["h100"][0] < 160 < days["h100"][2]  # by the middle of the band, not by its end
+    text = "\n".join(lines)
+    late = ", ".join(f"{row[0]} {row[3]}" for row in rows if days[row[0]][2] > 160)
+    assert f"days      160 is met by the middle of the band, not by its slow end: {late}" in text
+    priced = replace(request, max_cost=60000.0, price_per_hour=2.0)
+    rows, lines = compare_hardware(priced, names[:1])
+    assert f"max_cost  60000 is met by the middle of the band, not by its slow end: h100 {rows[0][5]}" in lines
+    assert "order     open between " in text and "far       b200: far from any measured run" in text
+    assert "trainer   this project's own; another one" in text
+    text = "\n".join(compare_hardware(replace(request, trainer="megatron", days=900.0), names)[1])
+    assert "trainer   " not in text and "days      " not in text
+
+
+def test_the_ranges_are_those_of_the_band_of_rates() -> None:
+    assert (show_range(100.0, 0.5, is_rate=True), show_range(100.0, 0.5)) == ("100 (50 to 150)", "100 (67 to 200)")
+
+
+def test_the_order_is_open_too_where_a_wide_band_overlaps_one_beyond_its_neighbor() -> None:
+    request = read_request(["model=llama3_8b", "hardware=h100,h200,b200", "gpus=8", "trainer=own"])
+    plans = [
+        (cost, Planned(name, TrainingRun(1.0, cost / 24, cost, cost, 0.0, 0.0), share, is_far=False))
+        for name, cost, share in (("h100", 100.0, 0.1), ("h200", 125.0, 0.1), ("b200", 170.0, 0.57))
+    ]
+    (line,) = list_open(request, plans)
+    assert line == "order     open between h100 and b200, h200 and b200: their bands overlap"
+
+
+def test_a_request_that_is_wrong_for_all_gpus_is_refused_once() -> None:
+    with pytest.raises(UserInputError, match=r"^model=nonsense: unknown model") as refusal:
+        compare_hardware(read_request(["model=nonsense", "hardware=h100,b200", "gpus=8"]), ["h100", "b200"])
+    assert str(refusal.value).count("unknown model") == 1
+
+
+def test_a_rate_beyond_the_peak_of_all_gpus_is_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sweeper.commands.plan.answer.find_layouts", None)
+    words = ["model=llama3_405b", "hardware=h100", "train_tokens=15e12", "days=0.5"]
+    with pytest.raises(
+        UserInputError,
+        match=r"^days=0.5 \(train_tokens=1.5e\+13\): takes 886,\d{3} GPUs at their peak, and at most 65,536 are",
+    ):
+        find_problem(read_request(words))
+
+
+def test_a_rate_near_the_peak_is_reached_by_fewer_gpus_where_a_given_degree_excludes_the_most() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "dp_shard=96", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
+    assert find_problem(read_request([*words, "tokens_per_day=4e13"]))[0].cluster.gpus == 49_152
+    with pytest.raises(UserInputError, match=r"takes 57,\d{3} GPUs at their peak, and at most 55,296 are planned"):
+        find_problem(read_request(["model=llama3_8b", "hardware=gb200", "tokens_per_day=2.4e14"]))
+
+
+def test_more_gpus_than_a_rate_tries_are_refused_by_their_key() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=100000", "tokens_per_day=1e9"]
+    with pytest.raises(UserInputError, match=r"^gpus=100000: at most 65,536 with tokens_per_day="):
+        find_problem(read_request(words))
+
+
+def test_a_number_of_days_finds_the_number_of_gpus() -> None:
+    words = ["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
+    given = read_request([*words, "train_tokens=1e12", "gpus=16"])
+    training = plan_training(given, search(build_problem(given), keep=1).best[0].estimate, 0.1)
+    for lost_share, gpus in ((0.0, 16), (training.lost_share / 2, 24)):  # failures included
+        days = 1.00001 * training.days * (1 - lost_share)
+        found = find_problem(read_request([*words, "train_tokens=1e12", f"days={days}"]))[0]
+        assert found.cluster.gpus == gpus
+    priced = [*words, "train_tokens=1e12", "price_per_hour=2", "gpus=8"]
+    with pytest.raises(
+        UserInputError, match=r"max_cost=1000: train_tokens=1e\+12 on 8 GPUs cost [\d,]+ \(.\d+%\) at price_per_hour=2;"
+    ):
+        answer(read_request([*priced, "max_cost=1000"]))
+    with pytest.raises(UserInputError, match="days=3: takes the place of tokens_per_day="):
+        read_request([*words, "days=3", "tokens_per_day=1e9"])
+    with pytest.raises(UserInputError, match=r"fits=true: needs gpus=; days= and tokens_per_day= search"):
+        COMMAND.run([*words, "days=3", "fits=true"])
+    hurried = answer(read_request([*words, "train_tokens=1e12", "days=0.5"]))
+    assert hurried.problem.cluster.gpus > 512 and any("learns as well" in line for line in tail_lines(hurried))
+
+
+@pytest.mark.parametrize("tokens", [1.05e12, 1.5e12])
+def test_a_cost_that_is_refused_is_shown_above_its_limit(tokens: float) -> None:
+    words = ["model=llama3_8b", "hardware=h100", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1", "price_per_hour=2"]
+    words.append(f"train_tokens={tokens:g}")
+    limit = (answer(read_request(words)).training.cost or 0.0) - 1
+    with pytest.raises(UserInputError) as refusal:
+        answer(read_request([*words, f"max_cost={limit}"]))
+    cost = re.search(r"GPUs cost ([\d,.]+) \(", str(refusal.value))
+    assert cost and float(cost[1].replace(",", "")) > limit
+    missed = "is met by the middle of the band, not by its slow end"
+    for factor, is_missed in ((1.01, True), (3.0, False)):
+        lines = tail_lines(answer(read_request([*words, f"max_cost={factor * limit}"])))
+        assert any(line == f"max_cost  {factor * limit:g} {missed}" for line in lines) == is_missed
