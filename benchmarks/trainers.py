@@ -3,10 +3,11 @@
     python benchmarks/trainers.py [--rows "cp 2, full" …] [--sequences 4] [--rounds 1] [--out FILE.jsonl] [--plan]
 
 Each row of `ROWS` is a compiled layout on two GPUs, with `--sequences` sequences per step and GPU, over `--steps` steps
-after two warm-up steps. The trainers are interleaved: each turn starts both processes anew, and every second turn swaps
-their order. `workload=parallel` runs through `run_trial`; for torchtitan, `Trainer.train_step` is timed, with the
-tokens drawn before. Weights, gradients and optimizer states are in fp32 and GEMMs in bf16, or all are in bf16. Where
-nothing is sharded (only tensor or pipeline parallelism), torchtitan has no mixed precision.
+after two warm-up steps. Dense layouts without tensor and context parallelism have this project's manual block. The
+trainers are interleaved: each turn starts both processes anew, and every second turn swaps their order.
+`workload=parallel` runs through `run_trial`; for torchtitan, `Trainer.train_step` is timed, with the tokens drawn
+before. Weights, gradients and optimizer states are in fp32 and GEMMs in bf16, or all are in bf16. Where nothing is
+sharded (only tensor or pipeline parallelism), torchtitan has no mixed precision.
 
 Both trainers also share the initial weights, copied into torchtitan's model from the same generator; AdamW with a
 constant learning rate and clipping (none with bf16 states); the attention kernel, the fastest on this GPU; and the
@@ -49,23 +50,26 @@ ORDER_MARGIN, RATE_MARGIN, MEMORY_MARGIN, LOSS_MARGIN = 0.03, 0.05, 0.05, 0.02
 LEARNING_RATE = 1e-5
 DENSE = {"model": "llama3_8b", "sequence_length": 8192}
 SPARSE = {"model": "qwen3_30b_a3b", "layers": 8, "sequence_length": 4096, "micro_batch": 2, "imbalance": 1.0}
-BF16, SHARDED = {"state": "bf16"}, {"dp_shard": 2}
+BF16, MANUAL = {"state": "bf16"}, {"block": "manual"}
+SHARDED = {"dp_shard": 2} | MANUAL
 SELECTIVE, FULL = {"checkpointing": "selective"}, {"checkpointing": "full"}
+SELECTIVE_UP = {"checkpointing": "selective_up"}
 # Parameters of `workload=parallel`. In fp32, the states of 8B take 120 GiB on each GPU if nothing is sharded.
 ROWS: dict[str, dict[str, Any]] = {
     "dp_shard 2": DENSE | SHARDED,
     "dp_shard 2, weights stay gathered": DENSE | SHARDED | {"reshard_after_forward": False},
-    "dp_replicate 2": DENSE | {"dp_replicate": 2} | BF16,
+    "dp_replicate 2": DENSE | {"dp_replicate": 2} | MANUAL | BF16,
     "tp 2": DENSE | {"tp": 2} | BF16,
-    "pp 2": DENSE | {"pp": 2} | BF16,
+    "pp 2": DENSE | {"pp": 2} | MANUAL | BF16,
     "cp 2": DENSE | {"cp": 2},
     "dp_shard 2, selective": DENSE | SHARDED | SELECTIVE,
+    "dp_shard 2, selective_up": DENSE | SHARDED | SELECTIVE_UP,
     "dp_shard 2, full": DENSE | SHARDED | FULL,
     "cp 2, selective": DENSE | {"cp": 2} | SELECTIVE,
-    "cp 2, selective_up": DENSE | {"cp": 2} | {"checkpointing": "selective_up"},
+    "cp 2, selective_up": DENSE | {"cp": 2} | SELECTIVE_UP,
     "cp 2, selective in every second block": DENSE | {"cp": 2} | SELECTIVE | {"checkpointing_freq": 2},
     "cp 2, full": DENSE | {"cp": 2} | FULL,
-    "ep 2": SPARSE | SHARDED | {"ep": 2, "reshard_after_forward": False} | BF16,
+    "ep 2": SPARSE | {"dp_shard": 2, "ep": 2, "reshard_after_forward": False} | BF16,
 }
 # torchtitan's names for the degrees.
 DEGREES = {"dp_replicate": "data_parallel_replicate", "dp_shard": "data_parallel_shard", "tp": "tensor_parallel"}
