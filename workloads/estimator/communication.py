@@ -126,8 +126,7 @@ def context_s(placed: PlacedJob, attention_s: float, *, backward: bool) -> float
     group, model = placed.context_group, placed.model
     if group.ranks == 1:
         return 0.0
-    features = max(1, model.kv_heads / placed.layout.tp) * (model.head_size + model.value_features)
-    keys = placed.tokens * features * placed.element_bytes
+    keys = placed.tokens * model.kv_features / min(model.kv_heads, placed.layout.tp) * placed.element_bytes
     if placed.layout.cp_method == "allgather":
         return all_gather_s(placed.cluster, group, keys * group.ranks) * (2 if backward else 1)
     ring_s = (group.ranks - 1) * send_s(placed.cluster, group.stride, keys) * (2 if backward else 1)

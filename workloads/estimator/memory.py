@@ -182,7 +182,7 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
             return 0.0, 0.0, 0.0
         case "linear":  # values before and after the convolution
             return 2 * model.linear_in / tp, 0.0, 2 * model.linear_out / tp
-    keys = max(1, model.kv_heads / tp) * (model.head_size + model.value_features)
+    keys = model.kv_features / min(model.kv_heads, tp)
     latent = model.query_rank + model.kv_rank + model.rope_size
     if model.index_features(layer):  # the indexer's queries, key and weights, and the chosen tokens' indices
         latent += (model.index_heads + 1) * (model.index_size + 1) + 2 * model.window

@@ -34,32 +34,19 @@ class Product:
 
 
 def block_products(placed: PlacedJob, layer: int) -> list[Product]:
-    model, tp, tokens = placed.model, placed.layout.tp, placed.tokens
+    model, tp = placed.model, placed.layout.tp
     products = []
-    for matrix in model.mixer_matrices(layer):
-        sizes = {"tokens": tokens, "inputs": matrix.inputs, "outputs": matrix.outputs}
+    for matrix in (*model.mixer_matrices(layer), *model.shared_mlp_matrices(layer)):
+        sizes = {"tokens": placed.tokens, "inputs": matrix.inputs, "outputs": matrix.outputs}
         sizes[matrix.divided] /= tp
-        products.append(Product(matrix.name, sizes["tokens"], sizes["outputs"], sizes["inputs"]))
-    if not model.has_mlp(layer):
-        return products
-    has_experts, parts = model.has_experts(layer), model.mlp_matrices - 1
-    width = model.shared_expert_intermediate_size if has_experts else model.intermediate_size
-    if width or not has_experts:
-        products += [
-            Product("up", tokens, width / tp, model.hidden_size, parts),
-            Product("down", tokens, model.hidden_size, width / tp),
-        ]
-    if has_experts:  # each of a GPU's experts gets an equal share of tokens, times the imbalance
-        products.append(Product("router", tokens / tp, model.router_outputs, model.hidden_size))
-        hidden = model.expert_hidden_size or model.hidden_size
-        if model.expert_hidden_size:
-            products.append(Product("expert_in", tokens / tp, hidden, model.hidden_size))
-            products.append(Product("expert_out", tokens / tp, model.hidden_size, hidden))
-        tokens = tokens / tp * model.experts_per_token * placed.imbalance
+        products.append(Product(matrix.name, sizes["tokens"], sizes["outputs"], sizes["inputs"], matrix.number))
+    if model.has_experts(layer):  # each of a GPU's experts gets an equal share of tokens, times the imbalance
         local, width = model.experts / placed.layout.ep, model.expert_intermediate_size
+        hidden, parts = model.expert_hidden_size or model.hidden_size, model.mlp_matrices - 1
+        tokens = placed.tokens / tp * model.experts_per_token * placed.imbalance / local
         products += [
-            Product("up", tokens / local, width, hidden, parts * local, grouped=True),
-            Product("down", tokens / local, hidden, width, local, grouped=True),
+            Product("up", tokens, width, hidden, parts * local, grouped=True),
+            Product("down", tokens, hidden, width, local, grouped=True),
         ]
     return products
 

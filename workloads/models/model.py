@@ -27,12 +27,17 @@ LayerKind = tuple[bool, bool, Mixer, bool, bool]  # has experts, attends to all 
 
 
 class Matrix(NamedTuple):
-    """A linear layer of a mixer, and the dimension that tensor parallelism divides: inputs, outputs or tokens."""
+    """A linear layer of a block, and the dimension that tensor parallelism divides: inputs, outputs or tokens."""
 
     name: str
     inputs: int
     outputs: int
     divided: Literal["inputs", "outputs", "tokens"]
+    number: int = 1  # of such layers, which read the same inputs
+
+    @property
+    def weights(self) -> int:
+        return self.number * self.inputs * self.outputs
 
 
 @dataclass(frozen=True)
@@ -229,22 +234,26 @@ class Model:
         )
 
     def mixer_weights(self, layer: int) -> int:
-        return sum(matrix.inputs * matrix.outputs for matrix in self.mixer_matrices(layer))
+        return sum(matrix.weights for matrix in self.mixer_matrices(layer))
 
     def active_mlp_weights(self, layer: int) -> int:
         """Return the number of weights in a block's MLP, or in the router and the experts that a token goes through."""
         routed = self.experts_per_token * self.weights_of_an_expert
         return self.shared_mlp_weights(layer) + (routed if self.has_experts(layer) else 0)
 
+    def shared_mlp_matrices(self, layer: int) -> tuple[Matrix, ...]:
+        """Return the linear layers of a block's MLP that every token goes through."""
+        hidden, latent, has_experts = self.hidden_size, self.expert_hidden_size, self.has_experts(layer)
+        width = self.shared_expert_intermediate_size if has_experts else self.intermediate_size
+        up = Matrix("up", hidden, width, "outputs", self.mlp_matrices - 1)
+        matrices = (up, Matrix("down", width, hidden, "inputs")) if width and self.has_mlp(layer) else ()
+        if not has_experts:
+            return matrices
+        around = Matrix("expert_in", hidden, latent, "tokens"), Matrix("expert_out", latent, hidden, "tokens")
+        return *matrices, Matrix("router", hidden, self.router_outputs, "tokens"), *(around if latent else ())
+
     def shared_mlp_weights(self, layer: int) -> int:
-        """Return the number of weights in a block's MLP that every token goes through."""
-        if not self.has_mlp(layer):
-            return 0
-        width = self.mlp_matrices * self.intermediate_size
-        if self.has_experts(layer):  # the shared expert, the router and the projections around experts
-            shared = self.mlp_matrices * self.shared_expert_intermediate_size
-            width = shared + self.router_outputs + 2 * self.expert_hidden_size
-        return self.hidden_size * width
+        return sum(matrix.weights for matrix in self.shared_mlp_matrices(layer))
 
     @property
     def weights_of_an_expert(self) -> int:
