@@ -59,7 +59,7 @@ class Family:
     renormalized: bool | str = "norm_topk_prob"
     # Which layers have a window. None if no layer has a window; files then must not define one.
     window: Callable[[Config, int], bool] | None = None
-    chunked: bool = False  # windows are chunks
+    windowed: tuple[str, ...] = ("sliding_attention",)  # the kinds of layers with a window in `layer_types`
     # Which layers are linear if the file has no layer_types; None if no layer can be linear.
     linear: Callable[[Config, int], bool] | None = None
     split_blocks: bool = False  # a block is only a mixer or only an MLP, according to `layer_types`

@@ -103,17 +103,15 @@ def _rotary_and_epsilon(family: Family, given: Config, remark: str) -> dict[str,
     values = {**rotary, **given}
     theta = next((values[key] for key in ("rope_theta", "rotary_emb_base") if values.get(key)), family.rope_theta)
     epsilon = next((given[key] for key in EPSILONS if given.get(key)), family.norm_eps)
-    for key, value in {"rope_theta": theta, "epsilon of norms": epsilon}.items():
-        if not isinstance(value, int | float) or not value > 0:
-            raise UnsupportedModel(f"{key} is {value!r}: must be a number above 0")
+    numbers = {"rope_theta": theta, "epsilon of norms": epsilon}
     kind = rotary.get("rope_type", rotary.get("type", "default"))
     factor = rotary.get("factor") if kind == "llama3" else None
     partial = values.get("partial_rotary_factor", values.get("rotary_pct", 1.0))
     left = [f"the {kind} scaling of rotary embeddings"] if kind not in ("default", "llama3") else []
     left += [f"rotary embeddings being of {partial} of a head's features alone"] if partial != 1 else []
     return {
-        "rope_theta": float(theta),
-        "norm_eps": float(epsilon),
+        "rope_theta": read_number(numbers, "rope_theta"),
+        "norm_eps": read_number(numbers, "epsilon of norms"),
         "rope_factor": factor,
         "remark": "; ".join([*([remark] if remark else []), *(f"without {text}" for text in left)]),
     }
@@ -243,9 +241,7 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or len(kinds) not in (0, layers):
         raise UnsupportedModel(f"layer_types is {kinds!r:.60}: must be a list with the kind of each of {layers} layers")
-    windowed = "chunked_attention" if family.chunked else "sliding_attention"
-    windowed = "indexed_attention" if "index_heads" in family.names else windowed
-    known = {"full_attention"} | ({windowed} if family.window else set())
+    known = {"full_attention", *(family.windowed if family.window else ())}
     known |= ({"linear_attention"} if family.linear else set()) | ({"moe", "mlp"} if family.split_blocks else set())
     if other := {str(kind) for kind in kinds} - known:
         raise UnsupportedModel(f"layer_types: layers of kind {', '.join(sorted(other))} are not modelled in {name}")
@@ -259,7 +255,7 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
     if all(is_full):
         return {"window": 0}
     full_layers = tuple(layer for layer in range(layers) if is_full[layer])
-    return {"full_layers": full_layers, "chunked_window": family.chunked}
+    return {"full_layers": full_layers, "chunked_window": "chunked_attention" in family.windowed}
 
 
 def _unindexed_layers(family: Family, config: Config, sizes: Mapping[str, Any]) -> tuple[int, ...]:
@@ -309,3 +305,10 @@ def _whole(config: Mapping[str, Any], key: str, least: int = 0, limit: int = MAX
     if not is_whole or not least <= value <= limit:
         raise UnsupportedModel(f"{key} is {value!r}: must be a whole number from {least} to {limit:,}")
     return int(value)
+
+
+def read_number(config: Config, key: str) -> float:
+    value = config.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise UnsupportedModel(f"{key} is {value!r}: must be a number above 0")
+    return float(value)

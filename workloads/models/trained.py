@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from workloads.models.families import FAMILIES, Config
-from workloads.models.hugging_face import UnsupportedModel, read_config, read_hugging_face
+from workloads.models.hugging_face import UnsupportedModel, read_config, read_hugging_face, read_number
 from workloads.models.model import TRAINED_MODELS, Model
 from workloads.suggestions import hint
 
@@ -55,10 +55,10 @@ def read_trained(config: Config) -> Model:
         renormalized = bool({**FAMILIES[family].defaults, **config}.get(renormalized))
     model = replace(
         model,
-        rotary_share=_number(rope, "partial_rotary_factor"),
+        rotary_share=read_number(rope, "partial_rotary_factor"),
         router_scores=FAMILIES[family].router_scores,
         renormalized=renormalized,
-        router_scale=_number({"routed_scaling_factor": 1.0, **config}, "routed_scaling_factor"),
+        router_scale=read_number({"routed_scaling_factor": 1.0, **config}, "routed_scaling_factor"),
         gpt_oss=family == "gpt_oss",
         remark="" if family == "gpt_oss" else model.remark,  # the trainer scales rotary embeddings
     )
@@ -92,10 +92,3 @@ def _obstacles(model: Model, config: Config) -> Iterator[str]:
         yield "biases of the attention's output or of the MLP: attention_bias and mlp_bias have to be false"
     if (kind := read_rope(config)["rope_type"]) not in (allowed := ("yarn",) if is_gpt_oss else ("default", "llama3")):
         yield f"rope_type={kind}: it has to be {' or '.join(allowed)}"
-
-
-def _number(config: Config, key: str) -> float:
-    value = config.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise UnsupportedModel(f"{key} is {value!r}: must be a number above 0")
-    return float(value)
