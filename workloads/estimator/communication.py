@@ -205,7 +205,7 @@ def pipeline_send_s(placed: PlacedJob) -> float:
     """
     layout = placed.layout
     parts = layout.tp if placed.trainer.core == "megatron" else placed.residual_parts
-    total_bytes = placed.tokens * placed.model.hidden_size * placed.element_bytes / parts
+    total_bytes = placed.tokens * placed.model.residual_features * placed.element_bytes / parts
     return send_s(placed.cluster, layout.tp * layout.cp * layout.dp, total_bytes)
 
 

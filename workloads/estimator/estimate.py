@@ -122,8 +122,8 @@ class Known:
         if not lacks and not self.pairs & {f"{trainer}@{device}" for trainer in trainers}:
             lacks.append(f"of trainer={job.trainer} on {device}")
         # This run trained GLM-5.2 on 192 GB200s, with indexer loss and natural routing (planner_rows_2026.csv).
-        selects = "with attention to selected tokens (the one published run took 8 times its estimate)"
-        lacks += [selects] * bool(job.model.index_heads)
+        selects = "with attention to selected whole tokens (the one published run took 8 times its estimate)"
+        lacks += [selects] * bool(job.model.index_heads and not job.model.compression)
         lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
         lacks += [f"of more than {self.tokens:,} tokens a sequence"] * (job.sequence_length > self.tokens)
         is_tiny = job.model.parameters < self.parameters * 1e6 / 2

@@ -152,8 +152,9 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     """Return the number of 2-byte values that a block saves per token."""
     model, tp = placed.model, placed.layout.tp
     residual = model.hidden_size / placed.residual_parts
+    streams = model.residual_features / placed.residual_parts
     if checkpointing == "full":
-        return residual
+        return streams
     queries, keys, outputs = _mixer_elements(placed, layer)
     copies = model.experts_per_token * placed.job.expert_buffers if model.has_experts(layer) else 0
     if checkpointing == "selective" and is_own(placed.job):
@@ -165,8 +166,10 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     routed = 2 * copies * model.hidden_size / tp
     if checkpointing == "per_op":  # the block's input, attention, and every second GEMM's output
         products = queries + keys / 2 + width + routed
-        return residual + outputs + products * (1.0 if placed.saves_products else placed.plain_share)
+        return streams + outputs + products * (1.0 if placed.saves_products else placed.plain_share)
     inside = (3 if gated else 2) * width  # the activation's inputs and its result
+    # A hyper-connection saves the streams and the output of attention or the MLP, which it adds to them.
+    outputs += model.norms * (streams + residual) if model.streams else 0.0
     if checkpointing in ("norm_act", "selective", "selective_up"):
         return model.norms * residual + queries + outputs + keys + (inside - width) + routed
     # PyTorch saves the gathered input of a tensor-parallel GEMM; Megatron gathers the input again (arXiv 2205.05198).
@@ -183,9 +186,9 @@ def _mixer_elements(placed: PlacedJob, layer: int) -> tuple[float, float, float]
         case "linear":  # values before and after the convolution
             return 2 * model.linear_in / tp, 0.0, 2 * model.linear_out / tp
     keys = model.kv_features / min(model.kv_heads, tp)
-    latent = model.query_rank + model.kv_rank + model.rope_size
+    latent = model.query_rank + model.kv_rank + model.rope_size + model.compressor_features(layer)
     if model.index_features(layer):  # the indexer's queries, key and weights, and the chosen tokens' indices
-        latent += (model.index_heads + 1) * (model.index_size + 1) + 2 * model.window
+        latent += (model.index_heads + 1) * (model.index_size + 1) + 2 * (model.selected_keys or model.window)
     return model.heads * model.head_size / tp + latent, keys, model.heads * model.value_features / tp
 
 

@@ -213,6 +213,12 @@ ROUTING_S, LAUNCHES_S = 0.6e-3, 8e-3
 EXPERT_BIAS_PASSES = (6, 8)
 
 
+# Reads and writes per value of residual streams around attention or the MLP, forward and backward. One kernel collapses
+# the streams (reads them), one mixes them and adds the output (reads and writes them). The backward pass of each reads
+# the streams and a gradient, and writes a gradient.
+STREAM_PASSES = (3, 6)
+
+
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     """Estimate the time, in seconds, of norms, rotary embeddings, activations, residual sums and sorting by expert.
 
@@ -221,7 +227,8 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     once for all of its experts on that rank. An all-gather sends every token to every rank.
     """
     model, tp, ranks = placed.model, placed.layout.tp, placed.layout.ep
-    residual = (8 if backward else 5) * model.norms * model.hidden_size / placed.residual_parts
+    passes = (8 if backward else 5) + STREAM_PASSES[backward] * model.streams
+    residual = passes * model.norms * model.hidden_size / placed.residual_parts
     activation = _activation_elements(placed, layer, backward=backward)
     queries_keys = (model.heads + model.kv_heads) * model.head_size / tp * (model.mixer(layer) == "attention")
     rotary = queries_keys * (2 * (model.positions == "rope") + (3 if backward else 2) * (model.qk_norm != ""))

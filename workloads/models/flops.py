@@ -38,9 +38,10 @@ def model_flops_per_token(model: Model, sequence_length: float) -> float:
     intermediate size F, sequence length S and vocabulary V. A linear layer costs six FLOPs per weight (Kaplan et al.
     2020, table 1). Attention costs twelve FLOPs per pair of tokens and unit of the hidden size. Attention is causal, so
     half of the pairs are never computed and do not count. Routers are counted, and so are indexers, which have their
-    own loss; multi-token prediction is not. For sequences packed with documents, pass the `attended_length`.
+    own loss, and the mixing of streams; multi-token prediction is not. For sequences packed with documents, pass the
+    `attended_length`.
     """
-    total = 6.0 * model.active_parameters
+    total = 6.0 * (model.active_parameters + 2 * model.layers * model.streams * model.residual_features)
     for layer in range(model.layers):
         match model.mixer(layer):
             case "attention":

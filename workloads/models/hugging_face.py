@@ -21,6 +21,7 @@ from workloads.suggestions import hint, suggest
 REQUIRED = ("layers", "hidden_size", "heads", "vocabulary")
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1
 NUMBERS, FACTORS, EPSILONS = VALUES["least"], VALUES["factors"], VALUES["epsilons"]
+COMPRESSION: dict[str, int] = VALUES["compression"]
 KINDS: dict[str, Any] = {"a mapping": Mapping, "text": str}
 
 
@@ -88,16 +89,17 @@ def read_hugging_face(config: Config) -> Model:
         attention_gate=family.attention_gate,
         expert_groups=_whole(given, "n_group") or 1,
         groups_per_token=_whole(given, "topk_group") or 1,
-        unindexed_layers=_unindexed_layers(family, config, sizes),
         **_rotary_and_epsilon(family, given, remark),
         **(sizes | _windows(name, config, sizes) | _linear_layers(family, config, sizes["layers"])),
+        **_indexers(family, config, sizes),  # after the check of the layers' kinds
     )
 
 
 def _rotary_and_epsilon(family: Family, given: Config, remark: str) -> dict[str, Any]:
     """Return the rotary base, Llama 3.1's scaling of rotary frequencies, the norms' epsilon, and a remark."""
     rotary = dict(given.get("rope_scaling") or {}) | dict(given.get("rope_parameters") or {})
-    rotary = rotary.get("full_attention", rotary)  # Gemma 3 and OLMo 3 have one set per kind of layer
+    # Gemma 3, OLMo 3 and DeepSeek-V4 have one set per kind of layer.
+    rotary = next((rotary[kind] for kind in ("full_attention", "main") if kind in rotary), rotary)
     if not isinstance(rotary, Mapping):
         raise UnsupportedModel(f"full_attention is {rotary!r}: must be a mapping")
     values = {**rotary, **given}
@@ -164,7 +166,7 @@ def _check_values(family: Family, config: Config) -> None:
     for key, known in VALUES["listed"].items():
         value = [] if config.get(key) is None else config[key]
         if not isinstance(value, list) or any(item not in known for item in value):
-            raise UnsupportedModel(f"{key} is {value!r:.60}: must be a list of {', '.join(known)}")
+            raise UnsupportedModel(f"{key} is {value!r:.60}: must be a list of {', '.join(map(str, known))}")
 
 
 def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
@@ -175,6 +177,8 @@ def _read_sizes(family: Family, config: Config) -> dict[str, Any]:
         sizes[size] = next((_whole(config, key, least, limit) for key in keys if config.get(key) is not None), 0)
     _require(family, sizes, REQUIRED)
     heads, hidden_size, kv_heads = sizes["heads"], sizes["hidden_size"], sizes["kv_heads"] or sizes["heads"]
+    if sizes["head_size"] * heads % sizes.get("output_groups", 1):
+        raise UnsupportedModel(f"o_groups {sizes['output_groups']} does not divide the features of {heads} heads")
     if heads % kv_heads:
         raise UnsupportedModel(f"num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}")
     if not sizes["head_size"] and hidden_size % heads:
@@ -227,7 +231,7 @@ def _has_experts(family: Family, config: Config, layer: int) -> bool:
     if family.split_blocks:
         return bool(config["layer_types"][layer] == "moe")
     if config.get("mlp_layer_types"):
-        return bool(config["mlp_layer_types"][layer] == "sparse")
+        return bool(config["mlp_layer_types"][layer] != "dense")
     if config.get("moe_layers") is not None:
         return layer in config["moe_layers"]
     step = config.get("decoder_sparse_step") or config.get("interleave_moe_layer_step") or 1
@@ -258,18 +262,29 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
     return {"full_layers": full_layers, "chunked_window": "chunked_attention" in family.windowed}
 
 
-def _unindexed_layers(family: Family, config: Config, sizes: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the layers that attend to the tokens selected by the indexer of an earlier layer."""
+def _indexers(family: Family, config: Config, sizes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the layers without an indexer of their own, and the tokens per compressed key in each layer."""
     if "index_heads" not in family.names:
-        return ()
+        return {}
     _require(family, sizes, ("query_rank",))
-    kinds, layers = config["indexer_types"] or config["index_topk_pattern"], sizes["layers"]
+    layers = sizes["layers"]
+    if "streams" in family.names:
+        given = config["compress_rates"] or {}
+        rates = COMPRESSION | {kind: _whole(given, kind, 1) for kind in given}
+        named = {rate: kind for kind, rate in COMPRESSION.items()}
+        # Files have the rate of each layer, followed by those of the layers for multi-token prediction.
+        kinds = config.get("layer_types") or [named[rate] for rate in config["compress_ratios"] or ()][:layers]
+        if len(kinds) < layers:
+            raise UnsupportedModel(f"compress_ratios is {config['compress_ratios']!r:.60}: must be of {layers} layers")
+        unindexed = (layer for layer in range(layers) if kinds[layer] != "compressed_sparse_attention")
+        return {"compression": tuple(rates.get(kind, 0) for kind in kinds), "unindexed_layers": tuple(unindexed)}
+    kinds = config["indexer_types"] or config["index_topk_pattern"]
     if kinds and len(kinds) != layers:
         raise UnsupportedModel(f"the kinds of indexers are {kinds!r:.60}: must be of {layers} layers")
     period, before = max(1, _whole(config, "index_topk_freq")), _whole(config, "index_skip_topk_offset") - 1
     is_shared = [kind in ("S", "shared") for kind in kinds or ()]
     is_shared = is_shared or [max(0, layer - before) % period > 0 for layer in range(layers)]
-    return tuple(layer for layer in range(layers) if is_shared[layer])
+    return {"unindexed_layers": tuple(layer for layer in range(layers) if is_shared[layer])}
 
 
 def _linear_layers(family: Family, config: Config, layers: int) -> dict[str, Any]:
@@ -292,6 +307,9 @@ def _other_vectors(family: Family, config: Config, sizes: Mapping[str, Any], out
     if "kv_rank" in family.names:  # norms of the latent features, and biases of their projections
         latent = sizes["query_rank"] + sizes["kv_rank"]
         total += latent + bool(config.get("attention_bias")) * (latent + sizes["rope_size"])
+    if "streams" in family.names:  # norms of the queries' rank and of keys, and hyper-connections' biases and scales
+        streams = sizes["streams"]
+        total += sizes["query_rank"] + sizes["head_size"] + 2 * (streams * (streams + 2) + 3)
     if family.expert_bias:  # biases of each expert's gate, up and down projections, and of the router
         total += sizes["experts"] * (2 * sizes["expert_intermediate_size"] + hidden_size + 1)
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -18,12 +19,13 @@ EXPERT_MODELS = (
 )
 Activation = Literal["swiglu", "gelu", "gelu_gated", "squared_relu"]
 Positions = Literal["rope", "learned", "alibi", "none"]
-QkNorm = Literal["", "head", "all"]
+QkNorm = Literal["", "head", "all", "unweighted"]
 RouterScores = Literal["softmax", "sigmoid"]
 LayerName = Literal["qkv", "output", "gate_up", "down", "lm_head"]
 PassName = Literal["forward", "input_gradient", "weight_gradient"]
 Mixer = Literal["attention", "linear", "none"]
-LayerKind = tuple[bool, bool, Mixer, bool, bool]  # has experts, attends to all tokens, mixer, has an MLP, an indexer
+# Has experts, attends to all tokens, mixer, has an MLP, an indexer, tokens per compressed key
+LayerKind = tuple[bool, bool, Mixer, bool, bool, int]
 
 
 class Matrix(NamedTuple):
@@ -33,7 +35,7 @@ class Matrix(NamedTuple):
     inputs: int
     outputs: int
     divided: Literal["inputs", "outputs", "tokens"]
-    number: int = 1  # of such layers, which read the same inputs
+    number: int = 1  # of such layers, which read the same inputs or each a part of them
 
     @property
     def weights(self) -> int:
@@ -75,10 +77,20 @@ class Model:
     value_size: int = 0
     # Sparse attention (DeepSeek-V3.2): an indexer selects the `window` tokens with the highest scores. index_heads,
     # index_size: heads and features per head of the indexer's queries; 0 without an indexer. unindexed_layers: layers
-    # that use the previous layer's tokens.
+    # that use the previous layer's tokens, or whose compressed keys are not selected.
     index_heads: int = 0
     index_size: int = 0
     unindexed_layers: tuple[int, ...] = ()
+    # Compressed attention (DeepSeek-V4): a query attends to the tokens in its window and to compressed keys, which are
+    # also the values of all heads. compression: the tokens per compressed key in each layer, 0 for a window alone.
+    # selected_keys: how many compressed keys an indexer selects; layers without one attend to all of them.
+    # output_groups, output_rank: groups of heads, and the features to which a group's output is projected first.
+    compression: tuple[int, ...] = ()
+    selected_keys: int = 0
+    output_groups: int = 0
+    output_rank: int = 0
+    # Parallel residual streams, which a hyper-connection mixes around attention and around the MLP; 0 without them.
+    streams: int = 0
     attention_gate: bool = False  # a projection of the queries' width gates the output of attention
     # linear_layers: blocks whose mixer has a state instead of scores: Mamba-2, or a gated delta rule. linear_in,
     # linear_out: output and input features of its two projections. linear_state: elements of the state of all heads.
@@ -166,19 +178,30 @@ class Model:
         """Return the number of earlier tokens that a token attends to, averaged over a sequence."""
         if self.attends_to_all(layer):
             return sequence_length / 2
-        window = min(self.window, sequence_length)
         if self.chunked_window:
+            window = min(self.window, sequence_length)
             rest = sequence_length % window
             return (window * (sequence_length - rest) + rest * rest) / (2 * sequence_length)
-        return window - window * window / (2 * sequence_length)
+        rate, limit = self.compression_rate(layer), self.selected_keys if self.index_features(layer) else math.inf
+        compressed = _mean_seen(sequence_length / rate, limit) if rate else 0.0
+        return _mean_seen(sequence_length, self.window) + compressed
+
+    def compression_rate(self, layer: int) -> int:
+        return self.compression[layer] if self.compression else 0
+
+    def compressor_features(self, layer: int) -> int:
+        """Return the features of keys and gates that a layer compresses; an indexer's layer compresses tokens twice."""
+        copies = 2 if self.index_features(layer) else 1
+        return 2 * copies * self.head_size if self.compression_rate(layer) else 0
 
     def layer_kind(self, layer: int) -> LayerKind:
         kind = self.has_experts(layer), self.attends_to_all(layer), self.mixer(layer), self.has_mlp(layer)
-        return *kind, self.index_features(layer) > 0
+        return *kind, self.index_features(layer) > 0, self.compression_rate(layer)
 
-    def index_features(self, layer: int) -> int:
+    def index_features(self, layer: int) -> float:
         """Return an indexer's multiplications per pair of tokens (scores and their sum); 0 without an indexer."""
-        return 0 if layer in self.unindexed_layers else self.index_heads * (self.index_size + 1)
+        features = 0 if layer in self.unindexed_layers else self.index_heads * (self.index_size + 1)
+        return features / (self.compression_rate(layer) or 1)
 
     @cached_property
     def layer_kinds(self) -> dict[LayerKind, int]:
@@ -204,8 +227,13 @@ class Model:
 
     @property
     def kv_features(self) -> int:
-        """Return the number of features in the keys and values of all heads."""
-        return self.kv_heads * (self.head_size + self.value_features)
+        """Return the number of features in the keys and values of all heads. Compressed keys are also the values."""
+        return self.kv_heads * (self.head_size + (0 if self.compression else self.value_features))
+
+    @property
+    def residual_features(self) -> int:
+        """Return the number of features that a block passes to the next block."""
+        return self.hidden_size * (self.streams or 1)
 
     def mixer_matrices(self, layer: int) -> tuple[Matrix, ...]:
         """Return the linear layers of a block's attention, or of its replacement."""
@@ -216,25 +244,37 @@ class Model:
             case "linear":
                 given = Matrix("linear_in", hidden, self.linear_in, "outputs")
                 return given, Matrix("linear_out", self.linear_out, hidden, "inputs")
-        output = Matrix("output", values, hidden, "inputs")
-        if not self.kv_rank:
+        output: tuple[Matrix, ...] = (Matrix("output", values, hidden, "inputs"),)
+        if not self.kv_rank and not self.compression:
             gate = queries if self.attention_gate else 0
-            return Matrix("qkv", hidden, queries + self.kv_features + gate, "outputs"), output
-        # The matrices of an indexer. The matrix for the indexer's single key also produces the weights of its heads.
+            return Matrix("qkv", hidden, queries + self.kv_features + gate, "outputs"), *output
+        # The matrices of an indexer. The matrix for the indexer's single key also produces the weights of its heads. A
+        # compressed key has two features of keys and two of gates for each of its own.
         index_query = Matrix("index_query", self.query_rank, self.index_heads * self.index_size, "tokens")
-        index_key = Matrix("index_key", hidden, self.index_size + self.index_heads, "tokens")
+        key_size = self.index_size * (4 if self.compression else 1)
+        index_key = Matrix("index_key", hidden, key_size + self.index_heads, "tokens")
         down = (Matrix("query_down", hidden, self.query_rank, "tokens"),) if self.query_rank else ()
+        keys: tuple[Matrix, ...] = (
+            Matrix("kv_down", hidden, self.kv_rank + self.rope_size, "tokens"),
+            Matrix("kv", self.kv_rank, self.kv_features - self.kv_heads * self.rope_size, "outputs"),
+        )
+        if self.compression:
+            keys = (Matrix("kv", hidden, self.kv_features + self.compressor_features(layer), "tokens"),)
+            groups, rank = self.output_groups, self.output_rank
+            grouped = Matrix("output_down", values // groups, rank, "outputs", groups)
+            output = grouped, Matrix("output", groups * rank, hidden, "inputs")
         return (
             *down,
             Matrix("query", self.query_rank or hidden, queries, "outputs"),
-            Matrix("kv_down", hidden, self.kv_rank + self.rope_size, "tokens"),
-            Matrix("kv", self.kv_rank, self.kv_features - self.kv_heads * self.rope_size, "outputs"),
-            output,
+            *keys,
+            *output,
             *((index_query, index_key) if self.index_features(layer) else ()),
         )
 
     def mixer_weights(self, layer: int) -> int:
-        return sum(matrix.weights for matrix in self.mixer_matrices(layer))
+        """Return the weights of a block's attention or its replacement, and of the two hyper-connections of a block."""
+        streams = 2 * self.residual_features * self.streams * (self.streams + 2)
+        return streams + sum(matrix.weights for matrix in self.mixer_matrices(layer))
 
     def active_mlp_weights(self, layer: int) -> int:
         """Return the number of weights in a block's MLP, or in the router and the experts that a token goes through."""
@@ -286,7 +326,7 @@ class Model:
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:
         """Return the sizes of the query norm and the key norm, in features; zeros if the model has no such norms."""
-        heads, kv_heads = {"": (0, 0), "head": (1, 1), "all": (self.heads, self.kv_heads)}[self.qk_norm]
+        heads, kv_heads = {"head": (1, 1), "all": (self.heads, self.kv_heads)}.get(self.qk_norm, (0, 0))
         return heads * self.head_size, kv_heads * self.head_size
 
     def block_parameters(self, layer: int) -> int:
@@ -294,14 +334,18 @@ class Model:
         has_bias = self.mlp_bias and not self.has_experts(layer) and self.has_mlp(layer)
         mlp = self.linear("gate_up")[1] + self.hidden_size if has_bias else 0
         attention = qkv + sum(self.qk_norm_sizes) + self.other_vectors
-        attention += 2 * self.index_size if self.index_features(layer) else 0  # the norm of the indexer's key
+        # The norm of the indexer's key or, with compressed keys, of both; and each token's bias of its gate.
+        rate = self.compression_rate(layer)
+        attention += (2 * rate + 1 if rate else 2) * self.index_size if self.index_features(layer) else 0
+        attention += rate * self.compressor_features(layer) // 2 + self.head_size if rate else 0
         mixer = {"attention": attention, "linear": self.linear_vectors, "none": 0}[self.mixer(layer)]
         return self.shared_weights(layer) + self.expert_weights(layer) + mlp + mixer
 
     @property
     def embedding_and_head_parameters(self) -> int:
-        """Return the number of parameters outside the blocks: embedding, last norm and output layer."""
-        return self.embedding_weights + self.norm_weights + (0 if self.tied else self.head_weights)
+        """Return the number of parameters outside the blocks: embedding, last norm, output layer, and its streams."""
+        streams = self.streams * self.residual_features + self.streams + 1 if self.streams else 0
+        return self.embedding_weights + self.norm_weights + (0 if self.tied else self.head_weights) + streams
 
     @property
     def parameters(self) -> int:
@@ -312,7 +356,13 @@ class Model:
     def active_parameters(self) -> int:
         """Return the number of parameters that each token is multiplied by. The embedding, a lookup, does not count."""
         blocks = (self.mixer_weights(layer) + self.active_mlp_weights(layer) for layer in range(self.layers))
-        return sum(blocks) + self.head_weights
+        return sum(blocks) + self.head_weights + self.streams * self.residual_features
+
+
+def _mean_seen(length: float, limit: float) -> float:
+    """Return how many of a sequence's earlier keys a query sees, averaged over the sequence, if it sees `limit`."""
+    seen = min(limit, length)
+    return seen - seen * seen / (2 * length)
 
 
 SIZES = tuple(item.name for item in fields(Model) if item.compare)

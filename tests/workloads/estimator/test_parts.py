@@ -19,8 +19,10 @@ from workloads.estimator.communication import (
     bandwidth_gb_s,
     copied_bytes,
     copies_sum_s,
+    pipeline_send_s,
 )
-from workloads.estimator.operations import LAUNCHES_S, attention_s, block_products, block_seconds
+from workloads.estimator.memory import saved_bytes
+from workloads.estimator.operations import LAUNCHES_S, attention_s, block_products, block_seconds, pass_s
 from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights
 from workloads.estimator.step import STALL_S_PER_GIB, estimate_job
@@ -90,7 +92,7 @@ def test_every_layer_is_on_one_rank(layers: int, pp: int, schedule: tuple[str, i
 
 
 @given(
-    model=st.sampled_from(["llama3_8b", "mpt_30b", "gpt3_175b", "qwen3_30b_a3b"]),
+    model=st.sampled_from(["llama3_8b", "mpt_30b", "gpt3_175b", "qwen3_30b_a3b", "deepseek_v4_flash"]),
     tp=st.sampled_from([1, 2, 4]),
     pp=st.sampled_from([1, 2, 4]),
     cp=st.sampled_from([1, 2]),
@@ -112,6 +114,16 @@ def test_products_have_two_flops_for_each_active_weight_and_token(name: str) -> 
     work = setting(job(name, expert_imbalance=1.0))
     flops = sum(product.flops for product in block_products(work, 0))
     assert flops == 2 * work.tokens * (work.model.mixer_weights(0) + work.model.active_mlp_weights(0))
+
+
+def test_parallel_streams_are_saved_sent_and_passed_over() -> None:
+    model, layout = load_model("deepseek_v4_flash"), Layout(pp=4, dp_shard=2, ep=8, checkpointing="full")
+    four, one = (setting(Job(replace(model, streams=streams), layout, 4096)) for streams in (4, 0))
+    assert saved_bytes(four, 2) == 4 * saved_bytes(one, 2)
+    assert pipeline_send_s(four) - 4 * pipeline_send_s(one) == pytest.approx(-3 * 4e-6)  # but for three latencies
+    assert block_products(four, 2) == block_products(one, 2)
+    passes = [pass_s(four, 2, backward=backward) - pass_s(one, 2, backward=backward) for backward in (False, True)]
+    assert passes[1] == pytest.approx(2 * passes[0])
 
 
 def test_tensor_parallelism_divides_products() -> None:

@@ -45,6 +45,12 @@ LATENT = ROUTED_EXPERTS | {
     **{"v_head_dim": 28},
 }
 INDEX = {"index_n_heads": 6, "index_head_dim": 36, "index_topk": 40}
+COMPRESSED = ROUTED_EXPERTS | {
+    **{"intermediate_size": None, "num_key_value_heads": None, "head_dim": 28, "q_lora_rank": 52},
+    **{"index_n_heads": 6, "index_head_dim": 36, "index_topk": 24, "sliding_window": 40, "qk_rope_head_dim": 12},
+    **{"o_groups": 3, "o_lora_rank": 20, "hc_mult": 4, "compress_ratios": [0, 4, 128, 4, 4, 128, 0]},
+}
+RATES = {"compressed_sparse_attention": 16, "heavily_compressed_attention": 32}
 LINEAR = {
     **{"head_dim": 16, "linear_key_head_dim": 12, "linear_value_head_dim": 20, "linear_num_key_heads": 2},
     **{"linear_num_value_heads": 4, "linear_conv_kernel_dim": 3},
@@ -86,6 +92,10 @@ FILES: dict[str, list[dict[str, Any]]] = {
         LATENT | {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1},
     ],
     "deepseek_v32": [LATENT | INDEX | {"n_group": 4, "topk_group": 3}],
+    "deepseek_v4": [
+        COMPRESSED,
+        COMPRESSED | {"hc_mult": 3, "compress_ratios": None, "compress_rates": RATES, "layer_types": [*RATES] * 3},
+    ],
     "glm_moe_dsa": [
         LATENT | INDEX | {"first_k_dense_replace": 2},
         LATENT
@@ -194,6 +204,9 @@ def count_flops(config: dict[str, Any]) -> float:
     batched = sum(flops for op, flops in ops.items() if "bmm" in str(op))
     if has_own or "index_topk" in config:
         products += batched / 2  # of the whole square of pairs
+    if config["model_type"] == "deepseek_v4":  # groups of heads, and the mixing of streams
+        pairs = (flops for name, flops in counted.get_flop_counts().items() if name.endswith("indexer.scorer"))
+        products += batched / 2 - sum(some[torch.ops.aten.bmm] for some in pairs) / 2
     if config["model_type"] == "llama4_text":  # all experts take all tokens, of which those not routed to them are 0
         products += batched * config["num_experts_per_tok"] / config["num_local_experts"]
     return (products + counter.flops) / SEQUENCE
@@ -260,7 +273,8 @@ def test_a_file_of_one_level_has_a_text_part() -> None:
 def test_rotary_base_and_epsilon_are_those_of_transformers(family: str) -> None:
     """A file that lacks them has the family's, one that has them its own. Others have none."""
     usual = transformers.AutoConfig.for_model(family)
-    rotary = usual.rope_parameters.get("full_attention", usual.rope_parameters)
+    rotary = usual.rope_parameters
+    rotary = rotary.get("full_attention", rotary.get("main", rotary))
     epsilon = next(value for key, value in usual.to_dict().items() if key in EPSILONS)
     read = read_hugging_face(file_of(family, FILES[family][0]))
     assert (read.rope_theta, read.norm_eps) == (rotary["rope_theta"], epsilon)

@@ -145,7 +145,6 @@ def test_windows_of_hugging_face_files() -> None:
     [
         ({"model_type": "kimi_linear"}, "linear attention"),
         ({"model_type": "bamba"}, "Mamba-2"),
-        ({"model_type": "deepseek_v4"}, "is to compressed tokens"),
         ({"model_type": "other"}, "Available: .*llama"),
         ({"model_type": "lama"}, "model_type 'lama' is not modelled. Did you mean llama. Available: "),
         ({"model_type": None}, "no model_type. Available: .*llama"),
@@ -191,6 +190,10 @@ def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, object], mes
         read_hugging_face(LLAMA_8B | changes)
 
 
+V4 = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "compress_ratios": [0] * 32}
+CSA = "compressed_sparse_attention"
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
@@ -200,6 +203,16 @@ def test_what_is_not_modelled_is_refused_by_name(changes: dict[str, object], mes
         ("deepseek_v3", {"qk_nope_head_dim": -64}, "qk_nope_head_dim is -64: must be"),
         ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0: must be"),
         ("deepseek_v3", {"v_head_dim": None}, "v_head_dim is null: must be"),
+        ("deepseek_v4", V4 | {"compress_ratios": [0, 8]}, "compress_ratios is .0, 8.: must be a list of 0, 4, 128"),
+        ("deepseek_v4", V4 | {"compress_ratios": [0, 4]}, "compress_ratios is .0, 4.: must be of 32 layers"),
+        ("deepseek_v4", V4 | {"layer_types": [["a"]] * 32}, "layers of kind ..a.. are not modelled in deepseek_v4"),
+        (
+            "deepseek_v4",
+            V4 | {"compress_rates": {CSA: 0}},
+            "compressed_sparse_attention is 0: must be a whole number f",
+        ),
+        ("deepseek_v4", V4 | {"o_groups": 5}, "o_groups 5 does not divide the features of 32 heads"),
+        ("deepseek_v4", V4 | {"compress_rate_csa": 8}, "compress_rate_csa may change shapes"),
         ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*: must be of 32 layers"),
         ("glm4_moe_lite", {"mlp_layer_types": 5}, "mlp_layer_types is 5: must be a list of dense, sparse"),
         ("qwen3_next", {"full_attention_interval": 0}, "full_attention_interval is 0: must be"),
@@ -226,6 +239,30 @@ def test_the_file_of_glm_has_the_sizes_of_its_named_model() -> None:
     layers = {"first_k_dense_replace": 3, "num_nextn_predict_layers": 1}
     model = read_hugging_face({"model_type": "glm4_moe"} | sizes | experts | others | layers)
     assert (model, model.qk_norm, model.prediction_layers) == (MODELS["glm4_5"], MODELS["glm4_5"].qk_norm, 1)
+
+
+def test_the_published_files_of_deepseek_v4_have_the_sizes_of_their_named_models() -> None:
+    """Totals are those of transformers' modules on the meta device; the cards say 284B and 1.6T, 13B and 49B active."""
+    shared = {"head_dim": 512, "vocab_size": 129280, "num_experts_per_tok": 6, "num_nextn_predict_layers": 1}
+    shared |= {
+        "num_key_value_heads": 1,
+        "num_hash_layers": 3,
+        "hc_mult": 4,
+        "expert_dtype": "fp4",
+        "n_shared_experts": 1,
+    }
+    flash = {"hidden_size": 4096, "num_hidden_layers": 43, "num_attention_heads": 64, "n_routed_experts": 256}
+    flash |= {"moe_intermediate_size": 2048, "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0]}
+    pro = {"hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "n_routed_experts": 384}
+    pro |= {"moe_intermediate_size": 3072, "q_lora_rank": 1536, "o_groups": 16, "index_topk": 1024}
+    pro |= {"compress_ratios": [128, 128, *[4, 128] * 29, 4, 0]}
+    for name, file, total, active in (
+        ("deepseek_v4_flash", flash, 284_332_230_231, 13_268_221_952),
+        ("deepseek_v4_pro", pro, 1_572_997_179_491, 48_849_141_760),
+    ):
+        model = read_hugging_face({"model_type": "deepseek_v4"} | shared | file)
+        assert (model, model.parameters, MODELS[name].parameters) == (MODELS[name], total, total)
+        assert (model.active_parameters, model.prediction_layers) == (active, 1)
 
 
 def test_an_unknown_name_has_a_suggestion() -> None:

@@ -81,7 +81,7 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
             "last_stage_less_layers 32 leave a stage without layers: 32 layers",
         ),
         (["trainer=megatron-lm", "last_stage_less_layers=2"], "last_stage_less_layers=2: megatron-lm does not run it"),
-        (["model=deepseek_v4_flash"], "deepseek_v4_flash is not modelled: attention is to compressed tokens"),
+        (["model=kimi_linear_48b"], "kimi_linear_48b is not modelled: layers are linear attention"),
         (["model=no/config.json"], "model=no/config.json: .*cannot be read|No such file"),
     ],
 )
