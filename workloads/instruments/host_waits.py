@@ -19,6 +19,7 @@ MAX_WAITED = 0.05  # largest share of an undisturbed turn that threads wait, sum
 MAX_OVER_FASTEST = 3.0  # longest undisturbed turn over the fastest turn; bounds waits that Linux does not count
 COMPUTING = 0.1  # a computing thread runs for at least this share of the busiest thread's time
 EXTRA_S = 3.0  # how long to try further turns
+HOPELESS_S = 10.0  # how long to try if threads wait most of the time in every turn
 PAUSE_S = 0.01  # pause after a disturbed turn, because the scheduler prefers processes that have slept
 UNUSABLE = 0.5  # share of time that threads wait; the rate is then too low by a factor of two or more
 
@@ -66,10 +67,15 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
     """Return the times of `repeats` turns of `steps`. Each step returns its own time in seconds.
 
     Disturbed turns are repeated for at most EXTRA_S; then the least disturbed turns are returned. Each step runs on
-    `threads` threads. Raises HostBusy if threads waited most of the time even in these turns.
+    `threads` threads. Raises HostBusy if threads waited most of the time even in these turns, or in all turns of the
+    first HOPELESS_S: such turns can take a hundred times as long as undisturbed ones.
     """
     with closing(ThreadWaits()) as waits:
-        turns = [_time_turn(steps, waits, threads) for _ in range(repeats)]
+        turns, started_s = list[Turn](), time.monotonic()
+        while len(turns) < repeats:
+            turns.append(_time_turn(steps, waits, threads))
+            if time.monotonic() > started_s + HOPELESS_S:
+                select_turns(turns, 1, threads)
         deadline_s = time.monotonic() + EXTRA_S
         while len(_undisturbed(turns)) < repeats and time.monotonic() < deadline_s:
             time.sleep(PAUSE_S)

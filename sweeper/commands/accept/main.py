@@ -46,7 +46,7 @@ from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments
 from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, name_some, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
-from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_nodes
+from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_load, check_nodes
 from sweeper.common.format import count
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import ray_environment
@@ -129,6 +129,9 @@ def accept(request: AcceptRequest) -> int:
     watches = NodeWatches(target.nodes, request.dir)
     console.print(f"accept     {describe_inventory(target.nodes)}, profile {request.profile}")
     names = list(watches.states)
+    for node, state in watches.states.items():
+        for finding in check_load(node, state):
+            console.print(f"busy       {node}: {finding.problem}: {finding.remedy}, or tests may have no verdict")
     phases = measure.plan_phases(target, names, read_experiments(target.hardware.kind, request.profile))
     planned = [(job, experiment) for job in chain(*phases) for experiment in job.experiments]
     parts = {part for job, e in planned for part in measure.parts_of(job, e)}

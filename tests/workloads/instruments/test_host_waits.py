@@ -98,6 +98,15 @@ def test_a_short_call_is_timed_without_the_time_slices_of_others(
     assert statistics.median(times_s) < 0.02
 
 
+def test_calls_that_only_wait_end_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_waits, "HOPELESS_S", 0.02)
+    monkeypatch.setattr(ThreadWaits, "waited_s", lambda *_: 10.0)
+    calls = iter(range(1000))
+    with pytest.raises(HostBusy):
+        time_undisturbed([lambda: time.sleep(0.01) or 0.01 + 0 * next(calls)], 1000, threads=1)
+    assert next(calls) < 10
+
+
 def test_without_other_processes_nothing_is_repeated() -> None:
     calls = iter(range(4))
     assert time_undisturbed([lambda: 1.0 + 0.01 * next(calls)], 4, threads=1) == [(1.0,), (1.01,), (1.02,), (1.03,)]
