@@ -20,6 +20,10 @@ from workloads.api.errors import UserInputError
 MAX_CANDIDATES = 300_000  # a group of points that one rule excludes counts once
 
 
+class NoValidPoint(UserInputError):
+    """A space without a valid point. The message has no key yet, because several may be at fault."""
+
+
 @dataclass(frozen=True)
 class CostEstimates:
     """The valid and the excluded points of a space, most promising first."""
@@ -65,7 +69,7 @@ def estimate_space(
     for candidate in sorted(candidates, key=rank):
         (excluded if candidate.estimate.unsupported_reason else valid).append(candidate)
     if not valid:
-        raise UserInputError(_explain_none_valid(excluded))
+        raise NoValidPoint(_explain_none_valid(excluded))
     if goal.metric not in valid[0].estimate.metrics:
         reason = f"{workload.name} cannot estimate it. Available: {', '.join(valid[0].estimate.metrics)}"
         raise UserInputError(f"workload.objective={goal.metric}: {reason}")
@@ -100,18 +104,13 @@ def _list_candidates(workload: Workload, space: Space, machine: Machine) -> Iter
 
 
 def _explain_none_valid(excluded: Sequence[Candidate]) -> str:
-    """Explain why no point is valid: by how much the closest point exceeds memory, else which rules exclude points."""
+    """Explain why no point is valid: by how much the closest point exceeds memory, else the last rule."""
     estimates = [candidate.estimate for candidate in excluded]
-    points = sum(candidate.count for candidate in excluded)
-    if points == 1 and estimates[0].description:
-        return f"{estimates[0].description}: {estimates[0].unsupported_reason}"
     if too_large := [estimate for estimate in estimates if "memory_gib" in estimate.metrics]:
         closest = min(too_large, key=lambda estimate: estimate.metrics["memory_gib"])
-        return f"space: no point fits; the smallest ({closest.description}) {closest.unsupported_reason}"
-    rules = count_by_rule(excluded).most_common()
-    example = next(estimate.unsupported_reason for estimate in estimates if estimate.rule == rules[-1][0])
-    violated = ", ".join(f"{count:,} violate “{rule}”" for rule, count in [*rules[:-1][:2], rules[-1]])
-    return f"space: no point is valid: {violated}; for example, {example}"
+        return f"no point fits; the smallest ({closest.description}) {closest.unsupported_reason}"
+    example = min(excluded, key=lambda candidate: candidate.count).estimate
+    return f"no point is valid: {example.description and f'{example.description}: '}{example.unsupported_reason}"
 
 
 def count_by_rule(excluded: Iterable[Candidate]) -> Counter[str]:

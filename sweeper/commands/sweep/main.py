@@ -1,10 +1,12 @@
 """Run a sweep or show its plan from a configuration composed by Hydra: `python -m sweeper key=value …`."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from sweeper.cli.arguments import parse_arguments
+from sweeper.cli.arguments import Arguments, parse_arguments
 from sweeper.cli.command import SUBCOMMANDS
 from sweeper.cli.composition import ComposedSweep, compose_sweeps
 from sweeper.cli.exits import COMPLETE, SOME_FAILED, fail
@@ -12,6 +14,8 @@ from sweeper.cli.explanation import UnknownKey
 from sweeper.cli.help_page import describe_versions, render_help
 from sweeper.cli.multirun import SweepQueue, run_queues
 from sweeper.commands.sweep.free_cores import CoreWatch, plan_on_free_cores
+from sweeper.common.format import short_value
+from sweeper.config.hardware import Node
 from workloads.api.errors import UserInputError, describe_os_error
 
 
@@ -44,6 +48,22 @@ def run(words: list[str], program: list[str]) -> int:
     return run_queues([SweepQueue(kind if len(lines) > 1 else "", queue) for kind, queue in lines.items()])
 
 
+def find_remedies(arguments: Arguments, typed: Sequence[str], nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield each parameter that is alone at fault for a space without points, with its values at valid points, fastest
+    first: parameters that the command sets, if it does not set them, and the state, if it is bf16."""
+    from sweeper.preflight.sweep_plan import plan_sweep
+
+    bf16 = "space.state=bf16"  # takes less memory than the fp32 state of the presets
+    for text in (*typed, bf16):
+        overrides = [other for other in arguments.overrides if other != text] + [bf16] * (text == bf16)
+        name = text.partition("=")[0].removeprefix("space.")
+        with suppress(UserInputError):
+            plan = plan_sweep(compose_sweeps(Arguments(arguments.flags, tuple(overrides)))[0].resolve(), nodes)
+            usual = {**vars(plan.resolved.workload.Parameters), **plan.space.constants}
+            values = dict.fromkeys(short_value({**usual, **point}.get(name)) for point in plan.space.points())
+            yield f"space.{name}={','.join(values)}"
+
+
 def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
     """Run a sweep in this process, or show the plan, and return the exit code. `command` resumes the sweep."""
     try:
@@ -57,6 +77,7 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
         from sweeper.config.device_values import default_names
         from sweeper.execution.cluster import discover_nodes
         from sweeper.execution.shipping import SweepCode
+        from sweeper.preflight.cost_model import NoValidPoint
         from sweeper.preflight.sweep_plan import check_retry, plan_sweep
         from sweeper.results.stored import read_warm_start
         from sweeper.tracking.mlflow_store import check_default_store, check_uri
@@ -71,7 +92,13 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
             typed_points = any(argument.startswith("search.initial_points=") for argument in command)
             warm_start = read_warm_start(config)
             make_plan = partial(plan_sweep, resolved, strict_initial_points=typed_points, warm_start=warm_start)
-            plan = plan_on_free_cores(make_plan, nodes, config.cluster.cpus, watch)
+            try:
+                plan = plan_on_free_cores(make_plan, nodes, config.cluster.cpus, watch)
+            except NoValidPoint as error:
+                typed = [text for text in sweep.arguments.overrides if text.startswith("space.")]
+                remedies = " or ".join(find_remedies(sweep.arguments, typed, nodes))
+                hint = f". Points are valid with {remedies}" if remedies else ""
+                raise UserInputError(f"{' '.join(typed) or 'space'}: {error}{hint}") from error
             check_retry(plan)
         if config.plan:
             from sweeper.pages.plan_view import show_plan

@@ -74,6 +74,15 @@ WRONG = {
     "-m hydra/launcher=joblib seed=1,2": ["hydra/launcher=joblib", "basic launcher", "launch/slurm"],
     "hydra.sweeper._target_=a.B": ["hydra.sweeper", "basic sweeper", "search=NAME"],
     "search=tpe,random": ["search=tpe,random", "add -m"],
+    "workload=parallel hardware=h100 gpus=8 plan=true space.tp=3 space.steps=3": [
+        "space.tp=3 space.steps=3: no point is valid: dp_replicate, dp_shard, tp, cp, pp do not multiply to 8 ranks",
+        "ranks. Points are valid with space.tp=1,2,4,8\n",
+    ],
+    "workload=parallel model=llama3_70b hardware=h100 gpus=8 plan=true space.tp=8 space.cp=1": [
+        "no point fits; the smallest (tp 8, micro-batch 1 x 64, full checkpointing) needs",
+        ". Points are valid with space.state=bf16\n",
+    ],
+    "workload=parallel hardware=h100 gpus=8 plan=true space.ep=2 space.cp=1": ["Points are valid with space.ep=1\n"],
     "tracking.uri=foo": ["tracking.uri=foo", "http://host:port"],
     "tracking.uri=https://user:secret@host.invalid": ["https://user:***@host.invalid", "nothing responds"],
     "tracking.uri=postgresql://user:secret@127.0.0.1:9/db": ["user:***@127.0.0.1:9", "nothing responds"],
