@@ -7,6 +7,7 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +26,7 @@ PRESETS = next((path for path in (BESIDE / "sweeper/conf", BESIDE / "conf") if p
 
 def main(arguments: Sequence[str]) -> None:
     """Run the workload with the `key=value` parameters on the command line. Exits with 2 for invalid input."""
-    described = describe_workloads()
+    described = describe_parameters(arguments[0]) if arguments and arguments[0] in names() else describe_workloads()
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m workloads", None, __doc__, described, formatter_class=formatter)
     parser.add_argument("workload", help="the name of a workload, see below")
@@ -52,6 +53,13 @@ def describe_workloads(presets: Path = PRESETS) -> str:
     width = max(map(len, running))
     lines = [f"  {name:{width}}  {', '.join(presets) or 'none in conf'}" for name, presets in running.items()]
     return "\n".join(["workloads, with their presets for python -m sweeper workload=PRESET:", *lines])
+
+
+def describe_parameters(name: str) -> str:
+    """Return the meaning, the unit, the allowed values and the default of each parameter of a workload."""
+    texts = [f"  {key.name:20} {key.describe()}" for key in keys_of(load(name).Parameters)]
+    rows = [textwrap.fill(text, 100, subsequent_indent=" " * 23) for text in texts]
+    return "\n".join([f"parameters of {name}, key=value:", *rows])
 
 
 def find_presets(folder: Path = PRESETS) -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ import textwrap
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_origin
 
@@ -25,7 +25,7 @@ from sweeper.cli.exits import exit_with
 from sweeper.config.schema import Config
 from sweeper.preflight.kept_rows import FOLDER
 from workloads.api.errors import UserInputError, describe_os_error
-from workloads.api.validation import Key, attribute_docs, build, keys_of, literal_values, read_value
+from workloads.api.validation import Key, build, keys_of, literal_values, read_value
 from workloads.suggestions import hint, nearest, suggest
 
 T = TypeVar("T")
@@ -130,21 +130,21 @@ class Subcommand:
     def owner(self, name: str) -> str:
         """Return the usage of the first verb with this setting or switch; empty if no verb has it."""
         for verb, (cls, _) in self.verbs.items():
-            if name in {key.name for key in request_keys(cls) if "word" not in key.bounds}:
+            if name in {key.name for key in keys_of(cls) if "word" not in key.bounds}:
                 return self.usage(verb)
         return ""
 
     def usage(self, verb: str) -> str:
         """Return the usage of a verb: the command and its positional arguments, without settings."""
         parts = ["sweeper", self.name, f"[{verb}]" if verb and verb == self.default else verb]
-        for key in [key for key in request_keys(self.verbs[verb][0]) if "word" in key.bounds]:
+        for key in [key for key in keys_of(self.verbs[verb][0]) if "word" in key.bounds]:
             name = f"{key.bounds['word']}{'…' if get_origin(key.annotation) is list else ''}"
             parts.append(name if _is_needed(key) else f"[{name}]")
         return " ".join(filter(None, parts))
 
     def describe(self, verb: str) -> dict[str, str]:
         """Return the meaning of each argument of a verb."""
-        keys = [key for key in request_keys(self.verbs[verb][0]) if "word" not in key.bounds or key.meaning]
+        keys = [key for key in keys_of(self.verbs[verb][0]) if "word" not in key.bounds or key.meaning]
         return {_name_of(key): _describe_key(key) for key in keys}
 
     def render_help(self) -> str:
@@ -168,16 +168,10 @@ def read_request(cls: type[T], arguments: Sequence[str]) -> T:
     return request
 
 
-def request_keys(cls: type[Any]) -> list[Key]:
-    """Return the keys that a dataclass declares, with their meanings from the docstrings of the class and its bases."""
-    meanings = {name: text for base in reversed(cls.__mro__) for name, text in attribute_docs(base).items()}
-    return [replace(key, meaning=meanings.get(key.name) or key.meaning) for key in keys_of(cls)]
-
-
 class _Reader:
     def __init__(self, command: Subcommand, verb: str, cls: type[Any]) -> None:
         self.command, self.verb, self.cls = command, verb, cls
-        keys = request_keys(cls)
+        keys = list(keys_of(cls))
         self.words = [key for key in keys if "word" in key.bounds]
         self.switches = {_name_of(key): key for key in keys if "switch" in key.bounds}
         self.settings = {key.name: key for key in keys if not {"word", "switch"} & key.bounds.keys()}

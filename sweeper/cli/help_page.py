@@ -20,7 +20,7 @@ from sweeper.config.schema import Config
 from workloads.api import registry
 from workloads.api.errors import UserInputError
 from workloads.api.host import version_of
-from workloads.api.validation import Key, attribute_docs, build, keys_of, literal_values
+from workloads.api.validation import Key, attribute_docs, build, keys_of
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
 MAX_DEFAULT = 70  # longest displayed default, in characters; longer defaults, such as command lines, are truncated
@@ -94,17 +94,11 @@ def workload_rows(composed: DictConfig, files: list[ConfigFile]) -> list[tuple[s
 
 
 def _describe(key: Key, composed: DictConfig) -> str:
-    choices = literal_values(key.annotation)
-    is_explained = bool(choices) and all(choice in key.meaning for choice in choices)
-    unit = "" if key.unit in key.meaning else key.unit
     value = OmegaConf.select(composed, key.name, default=key.default)
     value = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
-    default = "required" if value is MISSING else f"default: {_format(value)}"
     if isinstance(value, dict) and value and value.keys() <= {"cpu", "gpu"}:
-        default = "default: " + ", ".join(f"{_format(inner)} on a {kind.upper()}" for kind, inner in value.items())
-    details = [unit, "" if is_explained else key.allowed(), default]
-    meaning = key.meaning.replace("`", "").replace("None", "null").rstrip(".")
-    return f"{meaning} [{'; '.join(filter(None, details))}]".lstrip()
+        return key.describe(", ".join(f"{_format(inner)} on a {kind.upper()}" for kind, inner in value.items()))
+    return key.describe("" if value is MISSING else _format(value))
 
 
 def _format(value: Any) -> str:

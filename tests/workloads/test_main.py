@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.conftest import REPOSITORY, environment
 from workloads.__main__ import describe_workloads, format_measurement, main
 from workloads.api.contract import Measurement
-from workloads.api.registry import names
+from workloads.api.registry import load, names
 
 
 def run_workloads(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,6 +76,15 @@ def test_workloads_are_listed_with_the_presets_that_run_them(
     (tmp_path / "tuner.yaml").write_text("# @package _global_\nworkload: {name: command, objective: mfu}\n")
     assert ["command", "tuner"] in [line.split() for line in describe_workloads(tmp_path).splitlines()]
     assert "\n  matmul            none in conf\n" in describe_workloads(tmp_path / "absent")
+
+
+def test_help_for_a_workload_describes_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        main(["offload", "--help"])
+    text = " ".join(capsys.readouterr().out.partition("parameters of offload, key=value:")[2].split())
+    assert exit_info.value.code == 0
+    assert " [GiB; a number, at least 0; required] " in text and " [one of replicas, sharded, ring or null;" in text
+    assert all(f" {field.name} " in f" {text} " for field in fields(load("offload").Parameters))
 
 
 def test_parameters_that_cannot_work_are_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import math
 import re
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from workloads.api.errors import UserInputError
@@ -66,6 +66,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     """Convert `value` to the annotated type: whole floats to int, ints to float. Raises UserInputError."""
     if annotation is Any:
         return value
+    declared = annotation
     if get_origin(annotation) in (Union, types.UnionType):
         options = [option for option in get_args(annotation) if option is not type(None)]
         if value is None and len(options) < len(get_args(annotation)):
@@ -84,7 +85,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         names = [option for option in get_args(annotation) if isinstance(option, str)]
         if close := TORCH_NAMES.get(str(value)) or nearest(str(value), names):
             suggestion = f". Did you mean {close}?" if close in names else ""
-            raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{suggestion}")
+            raise UserInputError(f"{key}={format_value(value)}: must be {describe_type(declared)}{suggestion}")
     elif get_origin(annotation) in (list, dict):
         if isinstance(value, get_origin(annotation)):
             inner = get_args(annotation)[-1]
@@ -104,15 +105,18 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     ):
         return annotation(value)  # name=2026 is a valid name
     hint, unit = "", find_unit(key)
-    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", str(value)) if annotation in (int, float) else None
+    number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+|%)", str(value)) if annotation in (int, float) else None
+    if number and number[2] == "%" and annotation is float and not unit:
+        return float(f"{number[1]}e-2")
     if number and number[2] in SI_PREFIXES and not unit:  # such as 1T or 300B
         plain = f"{number[1]}e{SI_PREFIXES[number[2]]}"
         if annotation is float:
             return float(plain)
         hint = f". Write {plain}" + f" or {1024 * float(number[1]):.0f}" * (number[2] in "kK")
     elif number:
+        declared = annotation  # a number with a unit is no attempt at null
         factors = SECONDS if unit == "seconds" else {unit.lower(): 1, unit[:1].lower(): 1}
-        factor = factors.get(number[2].lower(), 0 if unit else 1)
+        factor = factors.get(number[2].lower(), 0 if unit or number[2] == "%" else 1)
         hint = (f" of {unit}" if unit else "") + (f". Write {factor * float(number[1]):g}" if factor else "")
     elif key.startswith("space.") and len(words := str(value).split()) > 1:
         hint = f". Separate values by commas: {key}={','.join(words)}"
@@ -120,7 +124,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         names = [item.name for item in fields(annotation)]
         meant = f". Did you mean {key}.{names[0]}={value}?" if isinstance(value, int | float) else ""
         hint = f" with the keys {', '.join(names)}{meant}"
-    raise UserInputError(f"{key}={_format_value(value)}: must be {describe_type(annotation)}{hint}")
+    raise UserInputError(f"{key}={format_value(value)}: must be {describe_type(declared)}{hint}")
 
 
 def describe_type(annotation: Any) -> str:
@@ -140,12 +144,12 @@ def check_bounds(value: Any, bounds: Mapping[str, Any], key: str) -> None:
     if not isinstance(value, (int, float)):
         return
     if "min" in bounds and not value >= bounds["min"]:
-        raise UserInputError(f"{key}={_format_value(value)}: must be at least {bounds['min']}")
+        raise UserInputError(f"{key}={format_value(value)}: must be at least {bounds['min']}")
     if "max" in bounds and not value <= bounds["max"]:
-        raise UserInputError(f"{key}={_format_value(value)}: must be at most {bounds['max']}")
+        raise UserInputError(f"{key}={format_value(value)}: must be at most {bounds['max']}")
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -162,6 +166,17 @@ class Key:
         """The unit that the key's suffix stands for, or an empty string."""
         return find_unit(self.name)
 
+    def describe(self, default: str | None = None) -> str:
+        """Return the meaning, the unit, the allowed values and the default. The meaning may name the first two."""
+        if default is None:
+            default = "" if self.default is MISSING else format_value(self.default) or "''"
+        choices = literal_values(self.annotation)
+        is_explained = bool(choices) and all(choice in self.meaning for choice in choices)
+        unit, shown = "" if self.unit in self.meaning else self.unit, f"default: {default}" if default else "required"
+        meaning = self.meaning.replace("`", "").replace("None", "null").rstrip(".")
+        details = filter(None, (unit, "" if is_explained else self.allowed(), shown))
+        return f"{meaning} [{'; '.join(details)}]".lstrip()
+
     def allowed(self) -> str:
         """Return a description of the allowed values, or an empty string if any value is allowed."""
         words = [] if self.annotation is Any else [describe_type(self.annotation)]
@@ -172,11 +187,13 @@ class Key:
 
 def keys_of(cls: type[Any], prefix: str = "") -> Iterator[Key]:
     """Yield the keys of a dataclass and of the dataclasses nested in it, in order."""
-    hints, meanings = get_type_hints(cls), attribute_docs(cls)
+    hints, bases = get_type_hints(cls), reversed(cls.__mro__)
+    meanings = {name: text for base in bases for name, text in attribute_docs(base).items()}
     for item in fields(cls):
         name, annotation = f"{prefix}{item.name}", hints[item.name]
         if is_dataclass(annotation):
-            yield from keys_of(annotation, f"{name}.")  # type: ignore[arg-type]
+            for key in keys_of(annotation, f"{name}."):  # type: ignore[arg-type]
+                yield replace(key, meaning=meanings.get(key.name.removeprefix(prefix), key.meaning))
             continue
         default = item.default_factory() if item.default_factory is not MISSING else item.default
         yield Key(name, annotation, default, meanings.get(item.name, ""), item.metadata)
@@ -200,7 +217,7 @@ def literal_values(annotation: Any) -> tuple[str, ...]:
 
 
 def read_value(key: Key, text: str) -> Any:
-    """Parse a value. Text stays as typed, also where it is not of the key's type. Percentages are numbers."""
+    """Parse a value. Text stays as typed, also where it is not of the key's type."""
     if not text:
         raise UserInputError(f"{key.name}=: has no value; leave it out for the default")
     types = {key.annotation, *get_args(key.annotation)}
@@ -211,7 +228,5 @@ def read_value(key: Key, text: str) -> Any:
     if bool in types:
         return {"true": True, "false": False}.get(text.lower(), text)
     with contextlib.suppress(ValueError):
-        if float in types and text.endswith("%"):
-            return float(text.removesuffix("%")) / 100
         return int(text) if re.fullmatch(r"[-+]?\d+", text) else float(text)
     return text

@@ -74,7 +74,7 @@ def test_an_error_in_a_file_is_one_line_with_its_place(
 def test_a_typed_key_has_no_place_in_a_file(tmp_path: Path, run_cli: Callable[..., CommandResult]) -> None:
     write_workload(tmp_path, PROBE + "space: {x: 1}\nbudget: {trials: 5}\n")
     result = run_cli("--config-dir", "conf", "workload=mine", "budget.trials=ten")
-    assert result.err == "sweeper: budget.trials=ten: must be an integer\n"
+    assert result.err == "sweeper: budget.trials=ten: must be an integer or null\n"
 
 
 def test_a_file_has_the_lines_and_comments_of_its_keys(tmp_path: Path) -> None:
