@@ -35,6 +35,7 @@ class SweepEnd:
     at_s: float
     # With several objectives: the numbers of the trials on the front, or None if an earlier version ended the sweep.
     front: Sequence[int] | None = None
+    failed: int = 0  # how many trials failed, were lost or timed out; 0 if an earlier version ended the sweep
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
 from sweeper.results.description import FILE, SweepDescription, read_description
 from sweeper.search.front import Front, measure_front, measured_interval
-from workloads.api.errors import UserInputError
+from workloads.api.errors import UserInputError, describe_os_error
 from workloads.suggestions import suggest
 
 JOURNAL = "study.journal"
@@ -197,10 +197,14 @@ def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner
 
 
 def find_sweeps(directory: Path) -> list[StoredSweep]:
-    """Return the sweeps in a results directory, most recently changed first."""
+    """Return the sweeps in a results directory, most recently changed first, and name unreadable ones."""
     root = directory / "sweeps"  # the name of the folder for Hydra's own sweeps begins with a dot
-    folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    try:
+        folders = [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    except PermissionError as error:
+        raise UserInputError(f"dir={directory}: {describe_os_error(error)}") from error
     readable = [path for path in folders if os.access(path, os.R_OK | os.X_OK)]
+    readable = [p for p in readable if all(os.access(p / f, os.R_OK) or not (p / f).exists() for f in (FILE, JOURNAL))]
     if private := sorted(path.name for path in folders if path not in readable):
         print(f"sweeper: not readable, of other users: {', '.join(private)}", file=sys.stderr)
     sweeps = [StoredSweep(path) for path in readable if (path / FILE).exists()]

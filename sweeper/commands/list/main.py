@@ -5,7 +5,8 @@
     python -m sweeper list delete NAME --yes
 
 Without a verb, the command lists all sweeps, the latest first. The columns are the state (running, interrupted, failed,
-finished), the best trial or the size of the Pareto front, the size on disk, and the time since the last start.
+finished; how many trials failed, were lost or timed out), the best trial or the size of the Pareto front, the size on
+disk, and the time since the last start.
 
 `follow` shows the progress of another process's sweep until it ends. Ctrl-C detaches; the sweep continues.
 
@@ -33,7 +34,7 @@ from sweeper.results.stored import JOURNAL, JournalTail, StoredSweep, best_comma
 from sweeper.search.progress import SweepProgress
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.mlflow_store import default_uri, sqlite_path
-from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.errors import UserInputError
 from workloads.api.metrics import get_metric
 
 HEADING = ["sweep", "state", "best", "size", "age"]
@@ -124,13 +125,13 @@ def describe_row(sweep: StoredSweep) -> list[str]:
         state, best = str(sweep.state), f"front of {count(sweep.front_size, 'trial')}" if sweep.front_size else ""
         description = sweep.description
         started_s = description.started_at_s
+        if description.end and description.end.failed:
+            state += f", {description.end.failed} failed"
         if not best and (winner := sweep.winner):
             unit = get_metric(description.objective).unit or description.objective
             best = f"{format_number(winner.value)} {unit}, trial {winner.trial}"
     except UserInputError as error:
         state, best, started_s = "damaged", str(error), sweep.changed_at_s
-    except PermissionError as error:  # the sweep belongs to another user
-        state, best = "not readable", describe_os_error(error)
     return [sweep.name, state, best, size, format_amount(time.time() - started_s, AGES_S)]
 
 

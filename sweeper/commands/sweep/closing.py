@@ -16,7 +16,7 @@ from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.commands.sweep.opening import OpenedSweep
 from sweeper.common.clock import PhaseClock
 from sweeper.common.format import format_interval, format_number, format_phases
-from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
+from sweeper.common.trials import BAD, WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.pages import trial_tables
 from sweeper.pages.plan_view import LONG_S
@@ -121,6 +121,7 @@ class FinishedRun:
             rounds=value.rounds if value else 0,
             at_s=time.time(),
             front=tuple(results.front_numbers),
+            failed=sum(record.status in BAD for record in results.every),
         )
         replace(self.opened.description, end=end).write(self.plan.folder)
 

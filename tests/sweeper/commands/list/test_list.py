@@ -20,7 +20,7 @@ from sweeper.commands.list.main import COMMAND, Follower, delete, describe_row, 
 from sweeper.pages.terminal import draw
 from sweeper.results.stored import StoredSweep, find_sweep
 from sweeper.search.journal import JournalFile
-from tests.conftest import Workspace, wait_for
+from tests.conftest import Workspace, environment, wait_for
 from tests.sweeper.conftest import FinishedSweep
 from workloads.api.errors import UserInputError
 
@@ -80,7 +80,10 @@ def test_a_row_has_the_state_the_winner_and_the_size(copied: StoredSweep) -> Non
     interrupted = StoredSweep(copied.folder)
     assert interrupted.state == "interrupted" and interrupted.winner is not None and killed.exists()
     assert interrupted.winner.rounds == 0  # the best of the search
-    end = replace(copied.description.end, is_over=False, reason="3 trials failed") if copied.description.end else None
+    assert copied.description.end is not None
+    replace(copied.description, end=replace(copied.description.end, failed=2)).write(copied.folder)
+    assert describe_row(StoredSweep(copied.folder))[1] == "finished, 2 failed"
+    end = replace(copied.description.end, is_over=False, reason="3 trials failed")
     replace(copied.description, end=end).write(copied.folder)
     assert StoredSweep(copied.folder).state == "failed"
 
@@ -105,6 +108,26 @@ def test_an_empty_folder_and_a_wrong_name(
     with pytest.raises(UserInputError, match=r"^produts: there is no such sweep.*Did you mean products\?"):
         command("delete", "produts", f"dir={tmp_path}")
     assert command(f"dir={tmp_path}") == 0 and copied.name in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
+def test_a_folder_that_cannot_be_read_is_named(copied: StoredSweep, tmp_path: Path) -> None:
+    code = "import sys, pathlib\nfrom sweeper.results.stored import find_sweeps\n"
+    code += "print([sweep.name for sweep in find_sweeps(pathlib.Path(sys.argv[1]))])"
+    rights = "-dac_override,-dac_read_search"  # with them, root reads everything
+    words = [] if os.geteuid() else ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"]
+    command = [*words, sys.executable, "-c", code, str(tmp_path)]
+    private = copied.folder.with_name("private")
+    shutil.copytree(copied.folder, private)
+    (private / "sweep.json").chmod(0)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment())
+    assert (
+        result.stdout == f"['{copied.name}']\n" and result.stderr == "sweeper: not readable, of other users: private\n"
+    )
+    copied.folder.parent.chmod(0)
+    error = subprocess.run(command, capture_output=True, text=True, env=environment()).stderr.splitlines()[-1]
+    copied.folder.parent.chmod(0o755)
+    assert error.endswith(f"UserInputError: dir={tmp_path}: Permission denied ({copied.folder.parent})")
 
 
 def test_the_journal_is_followed_while_it_grows(copied: StoredSweep) -> None:
