@@ -75,6 +75,10 @@ class Remeasurement:
     round: int
     group: tuple[int, ...]  # all trials of the round; empty for a comparison of nodes (`execution/node_health.py`)
 
+    def __str__(self) -> str:
+        """Follows the trial's number in messages, because the budget does not count this trial."""
+        return f" (round {self.round} of trial {self.trial})"
+
 
 @dataclass(frozen=True)
 class Retry:

@@ -180,7 +180,8 @@ class GangPool:
                 continue
             node, gpus = gang.locations[0]["node"], gang.locations[0]["gpus"]
             trial = next(iter(gang.trials), None)
-            activity = f"trial {trial.trial.number} for {now - trial.started_s:.0f} s" if trial else "idle"
+            again = (trial and trial.trial.remeasurement) or ""
+            activity = f"trial {trial.trial.number}{again} for {now - trial.started_s:.0f} s" if trial else "idle"
             step = f"\n  {steps[trial.trial.number]}" if trial and trial.trial.number in steps else ""
             lines.append(f"{gang.name} on {node}{f' GPU {gpus}' if gpus else ''}: {activity}{step}")
         return lines

@@ -4,8 +4,6 @@ import html
 import sys
 from typing import Any
 
-from sweeper.pages.progress import describe_failure
-
 SHOWN_NOTES = 6
 
 
@@ -37,8 +35,7 @@ class NotebookDisplay(EventDisplay):
         elif event["event"] == "progress":
             self._block = event["block"]
         elif event["event"] == "trial" and event["outcome"] not in ("complete", "cancelled"):
-            failure = describe_failure(event["trial"], event["outcome"], event["reason"], event["params"])
-            self._notes.append(failure)
+            self._notes.append(event["described"])
         text = "\n".join([*self._block, *self._notes[-SHOWN_NOTES:]])
         self._handle.update(self._html(f"<pre>{html.escape(text)}</pre>"))
 

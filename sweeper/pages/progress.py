@@ -63,15 +63,12 @@ class ProgressState:
         return f"{', '.join(values)} at {format_point(self.shorten(record))}"
 
     def describe_failure(self, record: TrialRecord) -> str:
-        return describe_failure(record.number, record.status.value, record.reason, self.shorten(record))
+        number = f"{record.number}{record.remeasurement or ''}"
+        return f"trial {number} {record.status.value}: {record.reason} ({format_point(self.shorten(record))})"
 
     def shorten(self, record: TrialRecord) -> dict[str, Any]:
         """Return a trial's parameters, leaving out those that are equal in all trials."""
         return {name: value for name, value in record.params.items() if name in self.varying or not self.varying}
-
-
-def describe_failure(number: int, outcome: str, reason: str, params: Mapping[str, Any]) -> str:
-    return f"trial {number} {outcome}: {reason} ({format_point(params)})"
 
 
 def describe_step(step: int, metrics: Mapping[str, float]) -> str:
@@ -217,6 +214,7 @@ class Json(Lines):
             "objective": state.objectives[0],
             "outcome": ended.status.value,
             "reason": ended.reason,
+            "described": state.describe_failure(ended),
             **ended.repeats,
             "params": dict(ended.params),
             "metrics": dict(ended.metrics),

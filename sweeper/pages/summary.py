@@ -188,13 +188,12 @@ class Summary:
         finals = [r for r in results.remeasured if r.remeasurement and r.remeasurement.group]
         if failed := [r for r in finals if r.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED)]:
             last = failed[-1]
-            assert last.remeasurement is not None
-            example = (
-                f"trial {last.number} (remeasuring {last.remeasurement.trial}), {last.status.value}: {last.reason}"
-            )
+            example = f"trial {last.number}{last.remeasurement}, {last.status.value}: {last.reason}"
             lines.append(
                 f"finals   {len(failed)} of {count(len(finals), 'trial')} did not complete; example: {example}"
             )
+        if finals and finals[0].number < max(record.number for record in results.records):  # of an extended sweep
+            lines.append(f"numbers  {len(finals)} rounds of finals have trial numbers, which the budget does not count")
         for trial in results.lost_finalists:
             place = "the best of the search, " if trial is results.best[0] else ""
             lines.append(f"finals   trial {trial.number}, {place}has no result: its rounds did not complete")

@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from sweeper.preflight import ceilings, corrections, cost_model
 from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.search.finals import FinalistResult, finalist_results
-from sweeper.search.front import Front, FrontPoint, measure_front
+from sweeper.search.front import Front, FrontPoint, measure_front, select_finalists
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
 
@@ -82,9 +82,11 @@ class Results:
     @property
     def lost_finalists(self) -> list[TrialRecord]:
         """The finalists that have no result because too few of their rounds were complete."""
-        chosen = {r.remeasurement.trial for r in self.remeasured if r.remeasurement and r.remeasurement.group}
+        chosen = select_finalists(self.best, self.plan.criteria, self.plan.config.finals.top)
+        group = tuple(sorted(trial.number for trial in chosen))  # earlier finals may have had other finalists
+        begun = any(record.remeasurement and record.remeasurement.group == group for record in self.remeasured)
         compared = {row.trial.number for row in self.finalists} | {point.trial.number for point in self._certified}
-        return [trial for trial in self.best if trial.number in chosen - compared]
+        return [trial for trial in chosen if begun and trial.number not in compared]
 
     @property
     def winner(self) -> TrialRecord | None:
@@ -228,7 +230,14 @@ class Results:
             "device": self.plan.target.model,
             "outcomes": {status.value: count for status, count in self.counts.items()},
             "best": {"params": dict(winner.params), "metrics": dict(winner.metrics)} if winner else None,
-            "finals": [finalist.to_dict() for finalist in self.finalists],
+            "finals": [_export_row(finalist) for finalist in self.finalists],
             **({"front": self.front.numbers} if self.front else {}),
-            **({"certified": [point.to_dict() for point in self._certified]} if self._certified else {}),
+            **({"certified": [_export_row(point) for point in self._certified]} if self._certified else {}),
         }
+
+
+def _export_row(row: FinalistResult | FrontPoint) -> dict[str, Any]:
+    fields = asdict(row)
+    trial = fields.pop("trial")
+    verdict = {"verdict": row.verdict} if isinstance(row, FrontPoint) else {}
+    return {"trial": trial["number"], "params": trial["params"], **fields, **verdict}

@@ -158,7 +158,8 @@ def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as CSV with a column for every name. Escape cells that a spreadsheet would treat as formulas."""
     text = io.StringIO()
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    # The longest row comes first, so that a column of only some rows, such as the round, has its place.
+    names = list(dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row))
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writerow({name: spreadsheet_cell(name) for name in names})
     writer.writerows({name: spreadsheet_cell(value) for name, value in row.items() if value == value} for row in rows)

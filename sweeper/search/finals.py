@@ -12,8 +12,7 @@ finals find a difference. Each pair has its own spread, so a noisy finalist wide
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -44,16 +43,6 @@ class FinalistResult:
     def tied(self) -> bool:
         """Whether the finalist is within the limits and does not differ significantly from the leader."""
         return self.behind.low <= 0 and not self.exceeded
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "trial": self.trial.number,
-            "params": dict(self.trial.params),
-            "value": asdict(self.value),
-            "behind": asdict(self.behind),
-            "rounds": self.rounds,
-            **({"exceeded": list(self.exceeded)} if self.exceeded else {}),
-        }
 
 
 def pending_remeasurements(

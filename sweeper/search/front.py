@@ -18,9 +18,8 @@ in every round, such as memory, would decide by its last digit because it has no
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -56,18 +55,6 @@ class FrontPoint:
         if self.exceeded:
             return f"beyond a limit: {'; '.join(self.exceeded)}"
         return "on the front" if self.is_certain else "dominated" if self.is_dominated else "not sure"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "trial": self.trial.number,
-            "params": dict(self.trial.params),
-            "values": {name: asdict(value) for name, value in self.values.items()},
-            "share": self.share,
-            "is_on_front": self.is_on_front,
-            "same_as": list(self.same_as),
-            "rounds": self.rounds,
-            "verdict": self.verdict,
-        }
 
 
 @dataclass(frozen=True)

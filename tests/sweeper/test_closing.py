@@ -40,7 +40,8 @@ def make_results(beyond: Collection[int] = (), limit_gib: float = 3.5) -> Result
     criteria = Criteria.of({"tokens_per_s": "maximize"}, {"peak_memory_gib": limit_gib})
     best = criteria.rank(searched)
     workload = SimpleNamespace(name="parallel", objective="tokens_per_s", direction="maximize")
-    plan = SimpleNamespace(config=SimpleNamespace(workload=workload), space=Space({"x": Choice((0, 1, 2, 3))}))
+    config = SimpleNamespace(workload=workload, finals=SimpleNamespace(top=2))
+    plan = SimpleNamespace(config=config, criteria=criteria, space=Space({"x": Choice((0, 1, 2, 3))}))
     finalists = finalist_results(best, 2, [*searched, *remeasured], criteria)
     return Results(plan, {}, searched, remeasured, [], best, finalists, [])  # type: ignore[arg-type]
 
@@ -94,6 +95,13 @@ def test_a_finalist_beyond_a_limit_does_not_win_and_is_marked(
 def test_without_a_finalist_within_the_limits_the_best_of_the_search_leads() -> None:
     results = make_results({1, 2})
     assert results.winner is not None and results.winner.number == 0 and "final_trial" not in results.metrics()
+
+
+def test_a_finalist_of_earlier_finals_only_did_not_lose_its_rounds() -> None:
+    results = make_results()
+    earlier = trial_record(20, {"x": 0}, metrics={"tokens_per_s": 80.0}, remeasurement=Remeasurement(0, 0, (0, 3)))
+    assert not replace(results, remeasured=[*results.remeasured, earlier]).lost_finalists
+    assert [trial.number for trial in replace(results, finalists=[]).lost_finalists] == [2, 1]
 
 
 def test_up_to_a_fifth_of_inconclusive_trials_leaves_a_sweep_complete() -> None:

@@ -2,10 +2,11 @@
 
 import json
 import shlex
+from dataclasses import replace
 
 import pytest
 
-from sweeper.common.trials import TrialStatus
+from sweeper.common.trials import Remeasurement, TrialStatus
 from sweeper.notebook.display import EventDisplay
 from sweeper.pages import terminal
 from sweeper.pages.progress import Json, Lines, ProgressState, describe_step, draw_block
@@ -49,6 +50,11 @@ def test_another_process_shows_the_lines_and_the_block_of_a_terminal(capfd: pyte
 def test_a_step_shows_the_rate_and_its_shares_before_what_the_trainer_prints_itself() -> None:
     step = {"loss": 2.31, "peak_device_gib": 10.2, "mfu": 0.451, "tokens_per_s": 1234.0, "own": 3.0}
     assert describe_step(8, step) == "step 8, 1,234 tokens/s, MFU 45.1 %, 10.2 GiB, loss 2.31, own 3"
+
+
+def test_a_failed_round_of_the_finals_names_the_trial_of_the_search() -> None:
+    failed = replace(BEST, number=28, reason="boom", status=TrialStatus.FAILED, remeasurement=Remeasurement(6, 2, (6,)))
+    assert make_state().describe_failure(failed).startswith("trial 28 (round 2 of trial 6) failed: boom (")
 
 
 def test_workers_that_do_not_fit_are_counted() -> None:

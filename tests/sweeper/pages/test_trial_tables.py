@@ -7,6 +7,7 @@ import math
 import pytest
 from rich.console import Console
 
+from sweeper.common.trials import Remeasurement
 from sweeper.pages.terminal import draw
 from sweeper.pages.trial_tables import trial_rows, trials_csv
 from tests.support.factories import trial_record
@@ -38,6 +39,16 @@ def test_a_parameter_that_is_nan_is_in_the_csv_and_an_unknown_metric_is_empty() 
     text = trials_csv([trial_record(0, {"x": math.nan, "y": "nan"}, metrics={"rate": math.nan})])
     (row,) = csv.DictReader(io.StringIO(text))
     assert math.isnan(float(row["param.x"])) and row["param.y"] == "nan" and row["rate"] == ""
+
+
+def test_a_round_of_the_finals_is_marked_next_to_its_number_in_the_csv() -> None:
+    again = trial_record(1, {"x": 0}, remeasurement=Remeasurement(0, 2, (0,)))
+    lines = trials_csv([trial_record(0), again]).splitlines()
+    assert [line.split(",")[:3] for line in lines] == [
+        ["trial", "remeasured_trial", "round"],
+        ["0", "", ""],
+        ["1", "0", "2"],
+    ]
 
 
 def headings(objective: str, *trials: dict[str, float]) -> list[str]:
