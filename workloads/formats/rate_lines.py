@@ -10,10 +10,14 @@ from dataclasses import dataclass
 
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colors
 
+# Three digits after a space are a group of the number before it, unless they have a unit.
+_NO_GROUP = r"(?! \d{3}(?![\d.,])(?!\s*(?:%|[A-Za-z]+/|m?s\b|[KMG]i?B\b)))"
 # A number whose groups or decimals are separated otherwise, such as 41'150 or 1,5, is not read in part.
-_NUMBER = r"(?P<number>\d++(?:,\d{3})*+(?:\.\d++)?(?:[eE][-+]?\d++)?)(?![.,'\u00a0\u202f]?\d)(?:\s*(?P<suffix>[kKM]))?"
+_DIGITS = r"\d++(?:,\d{3})*+(?:\.\d++)?(?:[eE][-+]?\d++)?"
+_NUMBER = rf"(?P<number>{_DIGITS})(?![.,'\u00a0\u202f]?\d){_NO_GROUP}(?:\s*(?P<suffix>[kKM]))?"
 _LONGEST_KEY = 40  # characters before a number that are examined
 _SEPARATED = re.compile(r"\d[:,'\u00a0\u202f]$")
+_GROUPS = re.compile(r"(?<![\d.,:/])(?<!/ )\d{1,3}(?: \d{3})* $")  # before the last three digits of 41 150
 _OF_LIST = re.compile(r"(?:\.\d+|:\d\d|(?:step|iter|iteration)['\"]?[\s:=]+\d+),$")  # the comma follows a whole value
 _COUNTER = re.compile(
     r"(?<![/\w])(?<!per )(?!\w*per_)(?:\w*_)?(?:step|iter|iteration|epoch|batch)s?['\"]?[\s:=#]{1,4}$", re.I
@@ -24,6 +28,7 @@ _OF_OTHERS = re.compile(
     re.IGNORECASE,
 )
 _KEY = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*)['\"]?[\s:=]{1,4}$")
+_NAME = re.compile(r"[A-Za-z][\w./-]*['\"]?[\s:=]{1,4}$")
 _OF_RATE = re.compile("time|took|takes|speed|throughput|rate|avg|mean|average|at|dt", re.IGNORECASE)
 _VALIDATION = re.compile(r"\b(?:val|valid|validation|eval|evaluation)\b", re.IGNORECASE)
 _SECOND = r"(?:s|secs?|seconds?)\b"
@@ -96,6 +101,10 @@ def _find_whole(pattern: re.Pattern[str], line: str) -> re.Match[str] | None:
     for match in pattern.finditer(line):
         text = _text_before(line, match)
         is_counter = match.start("unit") > match.start("number") and _COUNTER.search(text)
+        groups = re.match(r"\d{3}(?!\d)", match["number"]) and _GROUPS.search(text)
+        name = _NAME.search(text[: groups.start()]) if groups else None
+        if groups and (name is None or _OF_RATE.search(name[0])):  # otherwise they are the value of this name
+            continue
         if not is_counter and (_OF_LIST.search(text) or not _SEPARATED.search(text)):
             return match
     return None
