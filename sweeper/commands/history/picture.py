@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from sweeper.cli.command import writing
 from sweeper.commands.history.output import build_runs_table, build_table, label_series
-from sweeper.commands.history.reference_file import History, Series
+from sweeper.commands.history.reference_file import History, Series, round_value
 from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages import html_page
 from sweeper.pages.chart_style import COLORS, GRAY, build_error_bars
@@ -59,7 +59,7 @@ def build_chart(title: str, series: Series) -> Chart:
     starts = [place for place, run in enumerate(runs) if run.starts_level or not place]
     style = {"mode": "lines", "line": {"color": COLORS[1], "dash": "dash"}, "hoverinfo": "y", "showlegend": False}
     for start, end in pairwise([*starts, len(runs)]):
-        level = geometric_mean(run.value for run in runs[start:end])
+        level = round_value(geometric_mean(run.value for run in runs[start:end]))  # the mean of one may differ from it
         figure.add_scatter(x=[start + 0.6, end + 0.4], y=[level, level], **style)
     notes = list[str]()
     for place, (run, changed) in enumerate(zip(runs, series.changes, strict=True)):

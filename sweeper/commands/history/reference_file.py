@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -65,6 +66,15 @@ class RecordedRun:
     versions: dict[str, str] = field(default_factory=dict)  # software versions, including `driver` for the GPU driver
     commit: str = ""
     starts_level: bool = False  # whether later runs are compared only with this run and the runs after it
+
+    def __post_init__(self) -> None:
+        try:
+            datetime.fromisoformat(self.date)
+        except ValueError as error:
+            raise ValueError(f"date={self.date}: must be a date such as 2026-01-31T12:00:00Z") from error
+        low, high = (self.value if bound is None else bound for bound in (self.low, self.high))
+        if low > high:
+            raise ValueError(f"low={low:g}: must not be above high={high:g}")
 
     @property
     def interval(self) -> Interval:

@@ -58,6 +58,8 @@ def test_another_schema_is_refused(content: dict, key: str, value: object, messa
         ("value", "fast", "series 1, run 2: value=fast: must be a number"),
         ("value", 0, "series 1, run 2: value=0.0: must be at least"),
         ("valeu", 1.0, "Did you mean value?"),
+        ("low", 700, "series 1, run 2: low=700: must not be above high="),
+        ("date", "2026-13-45", "series 1, run 2: date=2026-13-45: must be a date such as 2026-01-31T12:00:00Z"),
         ("versions", [], "series 1, run 2: versions=[]: must be a mapping"),
     ],
 )
