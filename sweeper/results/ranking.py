@@ -212,7 +212,8 @@ def rank_losses(ranked: pd.DataFrame, objective: Objective) -> pd.Series:
 def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
     if "final.metric" not in trials:
         return pd.Series(False, trials.index)
-    return (trials["final.metric"] == metric) & (trials["final.trial"] == trials["tag.sweeper.trial"])
+    is_dominated = trials.get("tag.front_verdict", pd.Series("", trials.index)) == "dominated"  # in another objective
+    return (trials["final.metric"] == metric) & (trials["final.trial"] == trials["tag.sweeper.trial"]) & ~is_dominated
 
 
 def _apply_finals(best: pd.Series, metric: str) -> None:

@@ -66,6 +66,9 @@ def test_with_several_objectives_the_trials_of_the_finals_count_with_their_value
     trials = trials.assign(**values, **{"final.metric": "tokens_per_s", "final.low": 900.0, "final.high": 1200.0})
     (best,) = find_best_results(trials)
     assert (best.trial["param.tp"], best.estimate.value, best.rounds) == ("2", 1100.0, 3)
+    verdicts = ["on the front", "dominated", None]
+    (best,) = find_best_results(trials.assign(**{"tag.front_verdict": verdicts}))
+    assert (best.trial["param.tp"], best.estimate.value) == ("1", 1000.0)
 
 
 def of_losses(losses: list[float], **columns: object) -> pd.DataFrame:
