@@ -18,6 +18,7 @@ WIDTH_OF_FILES = 200  # wide enough that nothing is wrapped without a terminal
 INDENT = 9  # the column where a line's text starts, after the name
 _COMMAND = re.compile(r"(retry|certify|resume|extend|review|again) ")
 _WORD = re.compile(r"""\s*(?:'[^']*'|"[^"]*"|\S)+""")  # spaces in quotes do not end a word
+_CELL_WORD = re.compile(r"\d\S* (?:to )?\S+|\S+")  # a number stays with its unit, and with the end of its interval
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 
@@ -52,7 +53,7 @@ def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, w
     """Return a table of the first `minimum` columns and further columns that fit. The caption lists hidden columns."""
     cells = [[_LONG_WORD.sub(lambda word: shorten(word[0], MAX_WORD), cell) for cell in row] for row in cells]
     columns = [list(column) for column in zip(heading, *cells, strict=True)]
-    words = [[len(word) for text in column for word in text.split() or [""]] for column in columns]
+    words = [[len(word) for text in column for word in _CELL_WORD.findall(text) or [""]] for column in columns]
     narrowest = [min(max(lengths), MAX_UNBROKEN) for lengths in words]
 
     def free_width(sizes: Sequence[int]) -> int:

@@ -51,6 +51,13 @@ def test_a_round_of_the_finals_is_marked_next_to_its_number_in_the_csv() -> None
     ]
 
 
+def test_an_interval_is_hidden_or_stays_on_one_line() -> None:
+    cells = [["1", "1257", "1,257.5 to 1,258.5"]]
+    for width, is_shown in ((40, True), (30, False)):
+        Console(file=(text := io.StringIO()), width=width).print(draw(["trial", "speed", "95%"], cells, 2, width))
+        assert ("1,257.5 to 1,258.5" in text.getvalue()) == is_shown == ("1,257.5" in text.getvalue())
+
+
 def headings(objective: str, *trials: dict[str, float]) -> list[str]:
     records = [trial_record(number, {"x": number}, metrics=metrics) for number, metrics in enumerate(trials)]
     return trial_rows(records, objective)[0]
