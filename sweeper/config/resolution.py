@@ -222,6 +222,8 @@ def _read_own_metrics(values: Any) -> dict[str, str]:
 
 def _direction_of(key: str, name: str, own: dict[str, str]) -> str:
     directions = DIRECTIONS | own
+    if name in METRICS and METRICS[name].unranked:
+        raise UserInputError(f"{key}: {name} {METRICS[name].unranked}")
     if name in directions:
         return directions[name]
     what = f"{name} has no direction" if name in METRICS else f"unknown metric {name}"

@@ -44,6 +44,7 @@ class Metric:
     resolution: float = RESOLUTION  # relative differences up to this value do not count on a front
     source: str = ""  # the part of a measurement that gives the metric; empty if the workload reports the metric
     needs: Need | None = None
+    unranked: str = ""  # why the metric cannot be an objective or a limit; empty if it can be one
     # The metric's position among the metrics that rank results; a trial's first metric in this order counts. Else 0.
     speed: int = 0
     is_rate: bool = False  # proportional to the speed, for equal work

@@ -74,6 +74,7 @@ WRONG = {
     "-m hydra/launcher=joblib seed=1,2": ["hydra/launcher=joblib", "basic launcher", "launch/slurm"],
     "hydra.sweeper._target_=a.B": ["hydra.sweeper", "basic sweeper", "search=NAME"],
     "search=tpe,random": ["search=tpe,random", "add -m"],
+    "objective=trial_time_s": ["objective: trial_time_s includes the start of a worker"],
     "workload=parallel space.layers=few": ["space.layers=few: must be an integer or null"],
     "workload=parallel space.imbalance=50%": ["space.imbalance=0.5: must be at least 1"],
     "workload=parallel hardware=h100 gpus=8 plan=true space.tp=3 space.steps=3": [
