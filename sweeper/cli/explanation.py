@@ -18,7 +18,7 @@ from workloads.api.errors import UserInputError, describe_os_error, first_line
 from workloads.suggestions import hint, nearest, suggest
 
 MESSAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())
-SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '([^']+)'")
+SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '\+*([^']+)'")
 UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'(?:\.| does not exist)")
 
 
@@ -52,7 +52,7 @@ def explain(error: Exception, arguments: Arguments) -> str:
             name, _, listed = split[0].partition("=")
             advice += f", with {name}='choice({listed})'"
         key, _, values = match[1].partition("=")
-        if key.lstrip("+") in ("objective", "workload.objective"):
+        if key in ("objective", "workload.objective"):
             advice = f"write {key}=[{values}] for their Pareto front, or {advice}"
         return f"{match[1]}: several values; {advice}"
     if match := UNKNOWN_KEY.search(text):

@@ -69,6 +69,7 @@ WRONG = {
     "objective=[tflop,mfu]": ["unknown metric tflop", "Did you mean tflops?", "metrics.tflop=minimize or maximize"],
     "objective=tflops,mfu space.m=64,128": ["add -m to run one sweep for each, with space.m='choice(64,128)'"],
     "objective=tflops,mfu": ["objective=[tflops,mfu] for their Pareto front", "add -m"],
+    "limits.tflops=choice(5,6)": ["sweeper: limits.tflops=choice(5,6): several values; add -m"],
     "limits.tflop=5": ["limits.tflop", "unknown metric", "Did you mean tflops?"],
     "objective=[tflops,step_time_ms] search=cmaes": ["search=cmaes", "takes one objective", "nsga2"],
     "-m hydra/launcher=joblib seed=1,2": ["hydra/launcher=joblib", "basic launcher", "launch/slurm"],
