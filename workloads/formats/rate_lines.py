@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colors
 
-# Three digits after a space are a group of the number before it, unless they have a unit.
-_NO_GROUP = r"(?! \d{3}(?![\d.,])(?!\s*(?:%|[A-Za-z]+/|m?s\b|[KMG]i?B\b)))"
+# Three digits after a space are a group of up to three digits before it, unless they have a unit.
+_NO_GROUP = r"(?:(?<=\d{4})|(?<=[.,]\d{3})|(?! \d{3}(?![\d.,])(?!\s*(?:%|[A-Za-z]+/|m?s\b|[KMG]i?B\b))))"
 # A number whose groups or decimals are separated otherwise, such as 41'150 or 1,5, is not read in part.
 _DIGITS = r"\d++(?:,\d{3})*+(?:\.\d++)?(?:[eE][-+]?\d++)?"
 _NUMBER = rf"(?P<number>{_DIGITS})(?![.,'\u00a0\u202f]?\d){_NO_GROUP}(?:\s*(?P<suffix>[kKM]))?"
 _LONGEST_KEY = 40  # characters before a number that are examined
 _SEPARATED = re.compile(r"\d[:,'\u00a0\u202f]$")
-_GROUPS = re.compile(r"(?<![\d.,:/])(?<!/ )\d{1,3}(?: \d{3})* $")  # before the last three digits of 41 150
+_GROUPS = re.compile(r"(?<![\d.,:/-])(?<!/ )\d{1,3}(?: \d{3})* $")  # before the last three digits of 41 150
 _OF_LIST = re.compile(r"(?:\.\d+|:\d\d|(?:step|iter|iteration)['\"]?[\s:=]+\d+),$")  # the comma follows a whole value
 _COUNTER = re.compile(
     r"(?<![/\w])(?<!per )(?!\w*per_)(?:\w*_)?(?:step|iter|iteration|epoch|batch)s?['\"]?[\s:=#]{1,4}$", re.I

@@ -46,6 +46,8 @@ from workloads.formats.rate_lines import CommonLogReader, read_rates
         ("41\u202f150 tok/s", {}),
         ("loss 2.000 speed 41 150 tok/s", {}),
         ("tok/s: 41 150 | loss: 2", {}),
+        ("tok/s: 41150 512 2.3", {"tokens_per_s": 41150}),
+        ("lr 1e-4 750 tok/s", {"tokens_per_s": 750}),
         ("step 41 150 tok/s 80 ms/step", {"tokens_per_s": 150, "step_time_s": 0.08}),
         ("it/s 4 150 tok/s", {"tokens_per_s": 150, "step_time_s": 0.25}),
         ("it/s: 1,5", {}),
