@@ -66,6 +66,7 @@ class Trained:
     graphs: int = 0  # what compiled blocks are; each may serve many blocks
     # collectives of the last step, as in `profile_step`, where blocks are compiled or weights kept
     calls: dict[str, float] = field(default_factory=dict)
+    rank_imbalances: list[float] = field(default_factory=list)  # of each block's experts
 
 
 def draw_batch(sequences: range = range(BATCH), document_tokens: int = 0) -> Batch:
@@ -149,7 +150,9 @@ def train(call: Call, rank: Rank) -> Trained:
         calls: dict[str, float] = {}
         with profile_step(device, calls) if call.spec.compiled or call.keeps_weights else nullcontext():
             losses += [float(trainer.step(local)) for _ in range(STEPS - 1)]
-        return Trained(losses, gradients, norm, fp8_gathers(stages[0]), stats.get("unique_graphs", 0), calls)
+        graphs = stats.get("unique_graphs", 0)
+        imbalances = [experts.imbalances[1] for stage in stages for experts in stage.experts.values()]
+        return Trained(losses, gradients, norm, fp8_gathers(stages[0]), graphs, calls, imbalances)
 
 
 def serve(number: int, device: str, port: int, calls: Any, answers: Any) -> None:

@@ -134,7 +134,7 @@ class Experts(nn.Module):
     most_rows: int | None = None  # the most rows of the group's tokens on this rank
 
     load: Tensor  # [experts] int64, tokens per expert since the last `balance`
-    passes: Tensor  # [2] int64, sums over all passes: the busiest expert's tokens, and all tokens
+    passes: Tensor  # [3] int64, sums over all passes: tokens of the busiest expert, of all, and of this rank's experts
     bias: Tensor  # [experts] fp32, added to the scores to choose experts
 
     def __init__(self, shape: Model) -> None:
@@ -161,7 +161,7 @@ class Experts(nn.Module):
         router's losses are scaled by `loss_share`, the share of a micro-batch in a step."""
         self.routing, self.loss_share = routing, loss_share
         self.bias = self.bias.float()  # even if the weights are cast to bf16
-        for name, size in {"load": self.shape.experts, "passes": 2}.items():
+        for name, size in {"load": self.shape.experts, "passes": 3}.items():
             self.register_buffer(name, torch.zeros(size, dtype=torch.int64, device=device), persistent=False)
         self.forced: Tensor | None = None
         share = self.shape.experts // self.ranks  # the experts of a rank
@@ -205,7 +205,7 @@ class Experts(nn.Module):
             counts = order.counts
         with torch.no_grad():
             self.load.add_(counts)
-            self.passes.add_(torch.stack([counts.max(), counts.sum()]))
+            self.passes[:2].add_(torch.stack([counts.max(), counts.sum()]))
         weights = choice.weights
         if self.routing.auxiliary_loss or self.routing.z_loss:
             weights = _AddLoss.apply(weights, self._loss(logits, choice, counts), self.loss_share)
@@ -221,6 +221,7 @@ class Experts(nn.Module):
         shared = self._shared(tokens) if self._has_shared else None  # overlaps the exchange
         local, share = experts.detach().long() - self.rank * len(self.down), len(self.down)
         order = sort_by_expert(local.where(local >= 0, share), share, self.most_rows)
+        self.passes[2].add_(order.ends[-1])
         out = self._run(gathered, weights, order)
         out = scatter_sums(out, "sum", 0, self.group_name)
         return (out if shared is None else out + shared).view_as(x)
@@ -266,7 +267,7 @@ class Experts(nn.Module):
         self.load.zero_()
 
     @property
-    def imbalance(self) -> float:
-        """The busiest expert's tokens divided by the mean, averaged over all passes since `start`."""
-        busiest, total = self.passes.tolist()
-        return busiest * self.shape.experts / total
+    def imbalances(self) -> tuple[float, float]:
+        """The tokens of the busiest expert and of this rank's experts, each divided by the mean, over all passes."""
+        busiest, total, received = self.passes.tolist()
+        return busiest * self.shape.experts / total, received / total if self.ranks > 1 else 1.0

@@ -136,7 +136,7 @@ def _train(
         times_s, losses, communication, executed = _run_steps(parameters, trainer, collect, watch, rank)
     metrics = watch.metrics() | communication | {"loss": losses[-1], "first_loss": losses[0]}
     if shape.experts:
-        metrics |= _measure_imbalance(trainer, device)
+        metrics |= _measure_imbalance(trainer, shape.layers, device)
         tokens = layout.micro_batch * length // (layout.cp * layout.tp)
         measured = metrics["executed_imbalance"]
         executed["imbalance"] = executed_imbalance(parameters.imbalance, measured, shape, tokens)
@@ -190,15 +190,22 @@ def _open_source(parameters: ParallelParameters) -> Callable[[int, range], Batch
     return lambda step, sequences: Batch(tokens[[step * parameters.global_batch + number for number in sequences]])
 
 
-def _measure_imbalance(trainer: Trainer, device: torch.device) -> dict[str, float]:
-    """Return the busiest expert's tokens divided by the mean in the timed passes: mean and maximum over blocks."""
-    imbalances = [experts.imbalance for stage in trainer.stages for experts in stage.experts.values()]
+def _measure_imbalance(trainer: Trainer, layers: int, device: torch.device) -> dict[str, float]:
+    """Return the busiest expert's tokens divided by the mean in the timed passes: mean and maximum over blocks; and the
+    tokens of the busiest rank's experts divided by the mean, averaged over blocks (`Job.expert_imbalance`)."""
+    blocks = {number: experts.imbalances for stage in trainer.stages for number, experts in stage.experts.items()}
+    imbalances = [busiest for busiest, _ in blocks.values()]
     # Without a dtype, a pipeline rank without experts would add integers to the floats of other ranks.
     total = torch.tensor([sum(imbalances), len(imbalances)], dtype=torch.float32, device=device)
-    worst = torch.tensor(max(imbalances, default=0.0), device=device)
+    most = torch.zeros(layers + 1, device=device)  # each block's busiest rank, then the worst expert
+    most[layers] = max(imbalances, default=0.0)
+    for number, (_, rank) in blocks.items():
+        most[number] = rank
     dist.all_reduce(total)
-    dist.all_reduce(worst, dist.ReduceOp.MAX)
-    return {"executed_imbalance": float(total[0] / total[1]), "worst_imbalance": float(worst)}
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    *ranks, worst = most[most > 0].tolist()
+    executed = float(total[0] / total[1])
+    return {"executed_imbalance": executed, "worst_imbalance": worst, "rank_imbalance": sum(ranks) / len(ranks)}
 
 
 def _run_steps(

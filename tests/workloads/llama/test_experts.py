@@ -184,7 +184,7 @@ def test_the_imbalance_is_that_of_each_pass() -> None:
     for busy in (0, 4):  # each pass has all tokens at other experts
         experts.forced = torch.tensor([[busy, busy + 1]]).expand(4, 2)
         experts(torch.randn(1, 4, 64))
-    assert experts.imbalance == 4.0
+    assert experts.imbalances == (4.0, 1.0)
 
 
 def test_the_auxiliary_loss_balances_loads() -> None:

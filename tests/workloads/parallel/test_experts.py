@@ -23,7 +23,7 @@ from workloads.api.trial import run_trial
 from workloads.layouts.layout import Layout
 from workloads.llama.model import Block
 from workloads.models.model import MODELS
-from workloads.models.routing import Routing
+from workloads.models.routing import Routing, tokens_of_experts
 from workloads.parallel import Parallel, ParallelParameters, run
 from workloads.parallel.stage import build_initializer
 
@@ -134,6 +134,21 @@ def test_a_trial_trains_and_records_the_imbalance_as_executed(imbalance: float |
     assert all(0 < measured.metrics[f"{part}_share"] < 0.5 for part in parts)
 
 
+@pytest.mark.xdist_group("ranks")
+def test_a_rank_counts_the_tokens_of_its_experts(ranks: Ranks) -> None:
+    layout = Layout(dp_shard=2, ep=2, micro_batch=2, global_batch=BATCH)
+    trained = ranks.train(layout, shape=SHAPE, routing=Routing(imbalance=3.0))
+    choices = 2 * LENGTH * SHAPE.experts_per_token  # of a rank's micro-batch; each block has its own busy experts
+    loads = [tokens_of_experts(choices, SHAPE.experts, 3.0, seed=layer) for layer in range(SHAPE.layers)]
+    first = [
+        2 * sum(loads[layer][: SHAPE.experts // 2]) / choices
+        for layer in range(SHAPE.layers)
+        if SHAPE.has_experts(layer)
+    ]
+    assert trained[0].rank_imbalances == pytest.approx(first) and max(first) > 1.05
+    assert trained[1].rank_imbalances == pytest.approx([2 - share for share in first])
+
+
 def test_a_file_with_too_few_tokens_is_refused(text: str) -> None:
     with pytest.raises(Infeasible, match="has 6144 tokens, but 160 sequences of 65 need 10400"):
         train(data=text, steps=18)
@@ -195,11 +210,13 @@ def test_a_rank_without_experts_adds_nothing_to_the_imbalance(monkeypatch: pytes
         if total.numel() == 2:
             assert total.dtype == torch.float32  # as on a rank that has experts
             total += torch.tensor([3.2, 2.0])
+        else:
+            total += torch.tensor([0.0, 1.2, 2.5])  # of a block without experts, a block with experts, and the worst
 
     monkeypatch.setattr(run.dist, "all_reduce", add_the_other_rank)
     stages = [SimpleNamespace(experts={})]
-    measured = run._measure_imbalance(SimpleNamespace(stages=stages), torch.device("cpu"))
-    assert measured["executed_imbalance"] == pytest.approx(1.6)
+    measured = run._measure_imbalance(SimpleNamespace(stages=stages), 2, torch.device("cpu"))
+    assert measured == pytest.approx({"executed_imbalance": 1.6, "worst_imbalance": 2.5, "rank_imbalance": 1.2})
 
 
 GPU_TRIAL = {"model": "olmoe_1b_7b", "layers": 2, "sequence_length": 1024, "global_batch": 4, "micro_batch": 2}
