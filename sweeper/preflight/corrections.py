@@ -25,7 +25,7 @@ RATE = "tokens_per_s"
 # The estimated metrics that depend on step time. A metric is multiplied by the factor raised to this power.
 POWERS = {RATE: -1, "mfu": -1, "step_time_ms": 1}
 FEWEST_ROWS = 3  # minimum number of trials for a correction
-ROUTING = "imbalance"  # each value of this parameter has its own factor, because plans do not model natural routing
+ROUTING = "imbalance"  # each value of this parameter has its own factor, because natural routing depends on the run
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
     if checkpointing == "full":
         return streams
     queries, keys, outputs = _mixer_elements(placed, layer)
-    copies = model.experts_per_token * placed.job.expert_buffers if model.has_experts(layer) else 0
+    copies = model.experts_per_token * placed.buffered_rows if model.has_experts(layer) else 0
     if checkpointing == "selective" and is_own(placed.job):
         copies = 0  # all expert rows are recomputed (`parallel.stage.SAVED_OPS`)
     width = (copies * model.expert_intermediate_size + model.shared_expert_intermediate_size) / tp

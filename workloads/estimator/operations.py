@@ -56,7 +56,8 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
 # GEMMs sustain 690 and 1,300. Other GPUs are not measured. The power cap limits single and grouped GEMMs alike.
 GROUPED_SHARES = {("sm90", "fp8"): 0.86}
 GROUPED_SHARE = 0.97
-GROUPED_ROWS = 128  # rows per tile; kernels compute an expert's tokens tile by tile
+# Rows per tile. Kernels compute an expert's tokens tile by tile, so unequal loads leave half of the last tile empty.
+GROUPED_ROWS = 128
 
 
 def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
@@ -71,7 +72,8 @@ def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
     flops = product.flops
     if product.grouped:
         rate *= GROUPED_SHARES.get((device.architecture, dtype), GROUPED_SHARE)
-        flops *= math.ceil(product.rows / GROUPED_ROWS) * GROUPED_ROWS / product.rows
+        tiles = product.rows / GROUPED_ROWS
+        flops *= (math.ceil(tiles) if placed.job.expert_loads == "equal" else max(1.0, tiles + 0.5)) / tiles
     overhead = PRODUCT_OVERHEAD_S * (2 if product.grouped else product.count)
     return max(flops / rate, traffic / (device.memory_gb_s * 1e9)) + overhead
 
@@ -178,9 +180,10 @@ class Seconds:
 
 def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     model = placed.model
-    width = model.intermediate_size if model.has_mlp(layer) else 0
+    width: float = model.intermediate_size if model.has_mlp(layer) else 0
     if model.has_experts(layer):
-        width = model.experts_per_token * model.expert_intermediate_size + model.shared_expert_intermediate_size
+        rows = model.experts_per_token * placed.buffered_rows
+        width = rows * model.expert_intermediate_size + model.shared_expert_intermediate_size
     passes = (6, 3) if model.mlp_matrices == 3 else (3, 2)  # backward, forward
     # Compiled code that writes the gradients of gate and up into one tensor computes both for every element: 688 us
     # instead of 334 us for 8,192 tokens of an 8B model (benchmarks/offload.md, entry 11).
@@ -239,13 +242,14 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     if not model.has_experts(layer):
         return seconds
     count = model.experts_per_token
-    copies: float = 2 + (2 if ranks == 1 else 6) * count
+    received = count * (placed.buffered_rows + placed.imbalance) / 2  # a buffer is written, and its received rows read
+    copies: float = 2 + 2 * count + (0 if ranks == 1 else 4) * received
     if ranks > 1 and placed.job.dispatcher == "deepep":
-        copies = 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * count
+        copies = 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * received
     elif ranks > 1 and placed.job.dispatcher == "allgather":
-        copies = 2 * ranks + 2 * count
+        copies = 2 * ranks + 2 * received
     if model.gpt_oss and placed.trainer.core == "megatron" and not placed.layout.cuda_graph:
-        copies += EXPERT_BIAS_PASSES[backward] * count
+        copies += EXPERT_BIAS_PASSES[backward] * received
     sorting_s = placed.pass_s(placed.tokens / tp * copies * (model.expert_hidden_size or model.hidden_size) * 2)
     return seconds + sorting_s + (ROUTING_S if waits_for_host(placed, layer) else 0.0)
 
@@ -278,7 +282,8 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
     choices = (layout.checkpointing, layout.sequence_parallel, layout.cp_method, layout.cuda_graph)
     rates = (device.name, device.architecture, device.memory_gb_s, device.copy_gb_s, *device.sustained_tflops.items())
-    model = (job.model, job.model.qk_norm, placed.weight_casts, placed.imbalance)
+    loads = (job.expert_loads, placed.imbalance, placed.buffered_rows)
+    model = (job.model, job.model.qk_norm, placed.weight_casts, *loads)
     key = (*model, sizes, kernels, choices, rates, *device.attention.items())
     if key not in _BLOCK_SECONDS:
         products_s = products_of_s(placed, layer)

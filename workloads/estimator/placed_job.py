@@ -34,6 +34,11 @@ class PlacedJob:
         self.repeated_collectives_share = self.checkpointed_share / 2 if gathers_again else self.repeated_share
         self.tokens = layout.micro_batch * job.sequence_length / layout.cp  # per micro-batch on a GPU
         self.imbalance = min(job.expert_imbalance, layout.ep)  # one of ep ranks can have all tokens at most
+        # Rows of a rank's buffers, divided by the mean. This project's trainer has room for all rows that may come with
+        # natural routing, and its elementwise operations pass over all of them (`workloads.llama.experts`).
+        self.buffered_rows = self.imbalance
+        if job.expert_loads == "natural" and is_own(job) and layout.ep > 1:
+            self.buffered_rows = layout.ep * min(1.0, job.model.experts // layout.ep / job.model.experts_per_token)
         self.residual_parts = layout.tp if layout.sequence_parallel else 1  # number of parts of the residual stream
         self.is_sharded = layout.sharding in ("fsdp1", "fsdp2", "megatron_fsdp")  # weights are gathered for each use
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.

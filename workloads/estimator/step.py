@@ -266,8 +266,8 @@ def _not_modelled(placed: PlacedJob) -> Iterator[str]:
         yield f"the efficiency of {trainer} on {device.name}: that of the nearest pair is taken"
     if placed.model.index_heads:
         yield "the kernels of attention to selected tokens and of its indexer: no source has their rates"
-    if placed.model.experts and placed.job.expert_imbalance == 1:
-        yield "the imbalance of natural routing between ranks"
+    if placed.model.experts and placed.job.expert_loads == "equal":
+        yield "natural routing: forced balance is assumed, and expert_imbalance= takes the rank_imbalance of a trial"
     if placed.expert_group.ranks > placed.cluster.topology.gpus_per_domain and placed.job.dispatcher == "alltoall":
         yield "faster exchanges of tokens than all-to-all (DeepEP, routing to few nodes, overlap)"
     if placed.model.experts and not is_own(placed.job):

@@ -23,6 +23,7 @@ TensorOverlap = Literal["none", "async"]
 ContextMethod = Literal["allgather", "ring"]
 AttentionKernel = Literal["flash2", "flash3", "cudnn", "cudnn_fp8", "unfused"]
 Dispatcher = Literal["alltoall", "deepep", "allgather"]
+ExpertLoads = Literal["equal", "unequal", "natural"]
 DEGREES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 LESS_LAYERS = ("first_stage_less_layers", "last_stage_less_layers")
 
@@ -165,9 +166,9 @@ class Job:
     # to all ranks, which scatter the sums of outputs.
     dispatcher: Dispatcher = "alltoall"
     expert_overlap: bool = False  # the all-to-all of one micro-batch overlaps with the computation of another
+    # `equal`: forced balance; `unequal`: forced, so that they are known in advance; `natural`: the router's choice.
+    expert_loads: ExpertLoads = "equal"
     expert_imbalance: float = 1.0  # the tokens of the busiest rank's experts, divided by the mean
-    # The tokens for which a rank has buffers, divided by the mean; larger if that number is not known in advance.
-    expert_buffers: float = 1.0
 
 
 # A layout as `key=value` arguments of the command.

@@ -180,13 +180,6 @@ class ParallelParameters:
         return max(sum(loads[first : first + share]) for first in range(0, len(loads), share)) * self.ep / tokens
 
     @property
-    def buffers_imbalance(self) -> float:
-        """The tokens that a rank's buffers hold, divided by the mean; with natural routing, the maximum."""
-        if self.imbalance is not None or self.ep == 1 or not self.shape.experts:
-            return self.rank_imbalance
-        return self.ep * min(1.0, self.shape.experts // self.ep / self.shape.experts_per_token)
-
-    @property
     def layout(self) -> Layout:
         layout = Layout(
             **{name: getattr(self, name) for name in LAYOUT_PARAMETERS},
@@ -215,7 +208,7 @@ class ParallelParameters:
             document_tokens=round(self.attended_length) if self.document_tokens else 0,
             dispatcher="allgather",
             expert_imbalance=self.rank_imbalance,
-            expert_buffers=self.buffers_imbalance,
+            expert_loads="natural" if self.imbalance is None else "equal" if self.imbalance == 1 else "unequal",
         )
 
     def find_violation(
@@ -282,7 +275,9 @@ class Parallel(Workload):
 
     def find_band(self, parameters: ParallelParameters, machine: Machine) -> tuple[float, str]:
         band = find_band(parameters.job, machine.cluster)
-        return band.error_share, band.meaning
+        natural = parameters.job.expert_loads == "natural" and parameters.ep > 1
+        assumed = ". Natural routing is planned as if each rank had equally many tokens; trials record rank_imbalance"
+        return band.error_share, band.meaning + assumed * natural
 
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine

@@ -79,7 +79,8 @@ class PlanRequest:
         state: dtypes of weights, moments and gradients; by default from the file `layout`, else fp32.
         dispatcher: how tokens are sent to experts; by default from the file `layout`, else as the trainer does.
         expert_overlap: whether sending tokens to experts overlaps with the computation of another micro-batch.
-        expert_imbalance: tokens of the busiest GPU's experts, divided by the mean; 1 is forced balance.
+        expert_imbalance: tokens of the busiest GPU's experts, divided by the mean, in natural routing; trials of
+            workload=parallel record it as rank_imbalance. 1 is forced balance.
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
         stages_per_rank: number of pipeline stages per GPU.
         schedule: execution order of the pipeline stages.
@@ -264,6 +265,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
         state=request.state or of_file.state,  # type: ignore[arg-type]
         compiled=of_file.compiled,
         document_tokens=of_file.document_tokens,
+        expert_loads="natural" if (request.expert_imbalance or 1) > 1 else "equal",
         **others,
     )
 

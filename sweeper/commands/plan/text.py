@@ -3,6 +3,7 @@
 import re
 import textwrap
 from contextlib import suppress
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -16,8 +17,10 @@ from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import TrainingRun, explain_slower
 from workloads.estimator.search import Candidate, bound_gib, fills_memory, within_usable
+from workloads.estimator.step import step_seconds
 from workloads.formats.names import FileReading
-from workloads.layouts.layout import Layout, describe, layout_words, write_words
+from workloads.hardware.cluster import Cluster
+from workloads.layouts.layout import Job, Layout, describe, layout_words, write_words
 from workloads.layouts.trainers import find_trainer
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import find_trained_name
@@ -32,6 +35,7 @@ WITHOUT_EFFECT = re.compile(
 # Bands are based on 30 runs with context parallelism. Only one of these runs has fewer tokens per rank.
 USUAL_CONTEXT_TOKENS = 4096
 OF_JOB = ("sequence_length", "precision", "state", "compiled")
+IMBALANCES = (1.0, 1.1, 1.25, 1.5, 2.0, 4.0)  # between ranks, with which plans show natural routing
 Rows = tuple[list[str], list[list[str]]]
 
 
@@ -272,6 +276,8 @@ def tail_lines(answer: Answer) -> list[str]:
         if round(100 * gain):
             lines.append(f"with      {name}: {100 * gain:+.0f}%{changed}")
     lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
+    if problem.job.model.experts:
+        lines.append(f"routing   {describe_routing(problem.job, problem.cluster, answer.best.layout)}")
     failures = round_to_band(training.failures, band.error_share)
     lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
     price, max_cost = answer.request.price[1], answer.request.max_cost
@@ -280,6 +286,16 @@ def tail_lines(answer: Answer) -> list[str]:
         lines.append(f"max_cost  {max_cost:g} is met by the middle of the band, not by its slow end")
     lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/reference/planner-scoreboard.md)")
     return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best, answer.request.model)]
+
+
+def describe_routing(job: Job, cluster: Cluster, layout: Layout) -> str:
+    """Compare natural routing with forced balance in one layout, by the imbalance between its ranks."""
+    equal = replace(job, layout=layout, expert_loads="equal", expert_imbalance=1.0)
+    given = [job.expert_imbalance] if job.expert_loads == "natural" else [n for n in IMBALANCES if n <= layout.ep]
+    uneven = [replace(equal, expert_loads="natural", expert_imbalance=imbalance) for imbalance in given]
+    shares = (f"{step_seconds(equal, cluster) / step_seconds(other, cluster):.2f}" for other in uneven)
+    imbalances = ",".join(f"{imbalance:g}" for imbalance in given)
+    return f"natural with expert_imbalance={imbalances} has {', '.join(shares)} of the rate of forced balance here"
 
 
 def _has_short_parts(problem: Problem, layout: Layout) -> bool:

@@ -110,7 +110,11 @@ def test_the_way_of_tokens_to_experts_and_their_imbalance_change_a_plan(capsys: 
     assert COMMAND.run([*words, "expert_imbalance=1.5"]) == 0
     printed = capsys.readouterr().out
     assert "experts   dispatcher=alltoall expert_overlap=false expert_imbalance=1.5" in printed
-    assert "the imbalance of natural routing" not in printed
+    assert "forced balance is assumed" not in printed
+    (share,) = re.findall(
+        r"expert_imbalance=1.5 has (0\.\d\d) of the rate of forced balance", " ".join(printed.split())
+    )
+    assert float(share) < 0.95
 
 
 def test_imbalance_is_limited_by_the_number_of_ranks_that_divide_experts() -> None:
@@ -119,7 +123,7 @@ def test_imbalance_is_limited_by_the_number_of_ranks_that_divide_experts() -> No
     def step_s(*more: str) -> float:
         return search(build_problem(read_request([*words, *more])), keep=1).best[0].estimate.step.total_s
 
-    assert step_s("ep=1", "expert_imbalance=4") == step_s("ep=1")
+    assert step_s("ep=1", "expert_imbalance=4") == step_s("ep=1", "expert_imbalance=1.5") > step_s("ep=1")
     assert step_s("ep=2", "expert_imbalance=1e6") == step_s("ep=2", "expert_imbalance=2") > step_s("ep=2")
 
 
