@@ -75,6 +75,7 @@ def render(job: Job, gpus: int) -> names.RenderedFile:
         )
     values = {"model": name, **names.write_names(job, own_names())}
     values |= {"checkpointing_freq": interval} if (interval := find_interval(job)) else {}
+    values |= {"imbalance": 1} if job.model.experts and job.expert_loads == "equal" else {}
     words = ["workload=parallel", *(f"space.{name}={names.show(value)}" for name, value in values.items())]
     words = ["python", "-m", "sweeper", *words, f"gpus={gpus}", "search=grid", "finals.top=0"]
     return names.RenderedFile(SCRIPT, f"#!/bin/sh\nexec {shlex.join(words)}\n", f"sh {SCRIPT}")

@@ -21,7 +21,7 @@ from workloads.formats.files import FORMATS, canonical, read_layout, render
 from workloads.formats.megatron import _read_dense_layers
 from workloads.formats.own import own_support
 from workloads.formats.printed import read_printed_layout
-from workloads.layouts.layout import Job, Layout
+from workloads.layouts.layout import ExpertLoads, Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, TRAINED_MODELS, Model
 
@@ -412,6 +412,12 @@ def test_own_sweeps_have_what_the_planner_says_of_this_project_s_trainer() -> No
     values = own_support().values
     runs = {name: some for name, some in TRAINERS["own"].runs.items() if name not in ("dispatcher", "expert_overlap")}
     assert {name: set(values[name]) for name in runs} == {name: set(some) for name, some in runs.items()}
+
+
+@pytest.mark.parametrize("loads", ["equal", "natural"])
+def test_own_sweeps_route_tokens_as_planned(loads: ExpertLoads) -> None:
+    text = render(replace(example("own", MODELS["qwen3_30b_a3b"]), expert_loads=loads), 8).text
+    assert ("space.imbalance=1 " in text) == (loads == "equal")
 
 
 def test_what_follows_from_a_job_is_written_of_settings_of_the_table() -> None:
