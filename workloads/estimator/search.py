@@ -12,7 +12,7 @@ from workloads.estimator.memory import peak_memory
 from workloads.estimator.step import estimate_job, step_bound_s, step_seconds
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
-from workloads.layouts.layout import Job, Layout
+from workloads.layouts.layout import Job, Layout, vary
 
 
 def bound_gib(memory: StageMemory, job: Job, cluster: Cluster) -> float:
@@ -92,7 +92,7 @@ class _Search:
                 continue
             if len(family.less_layers) > 1:
                 for less in family.less_layers:
-                    heapq.heappush(waiting, self._next(replace(family, less_layers=(less,)), way))
+                    heapq.heappush(waiting, self._next(vary(family, less_layers=(less,)), way))
                 continue
             for reshard in family.reshardings:
                 for place, layout in enumerate(family.list_layouts(family.checkpointings[way], reshard)):
@@ -104,8 +104,8 @@ class _Search:
 
     def _next(self, family: Family, way: int) -> tuple[float, int, Family, int]:
         less, *others = family.less_layers
-        layout = replace(family.template, checkpointing=family.checkpointings[way], last_stage_less_layers=less)
-        bound_s = step_bound_s(replace(self._job, layout=layout), self._cluster, any_stages=bool(others))
+        layout = vary(family.template, checkpointing=family.checkpointings[way], last_stage_less_layers=less)
+        bound_s = step_bound_s(vary(self._job, layout=layout), self._cluster, any_stages=bool(others))
         return bound_s, next(self._order), family, way
 
     def _consider(self, layout: Layout) -> bool:
@@ -115,7 +115,7 @@ class _Search:
         failed = self._without_room.setdefault((*degrees, *others, *layout.less_layers), [])
         if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
             return False
-        job = replace(self._job, layout=layout)
+        job = vary(self._job, layout=layout)
         memory = peak_memory(job, self._cluster)
         if memory.needed_gib < self.smallest_gib:
             self.smallest, self.smallest_gib = layout, memory.needed_gib

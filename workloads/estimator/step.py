@@ -20,7 +20,7 @@ from workloads.estimator.placed_job import (
 )
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import peak_tflops
-from workloads.layouts.layout import Job
+from workloads.layouts.layout import Job, vary
 from workloads.layouts.trainers import efficiencies, find_efficiency, is_own
 from workloads.models.flops import model_flops_per_token
 
@@ -140,7 +140,7 @@ def _estimate_step(
     waiting += (step.expert_parallel + step.pipeline) / step.total_s
     uplift = min(placed.cluster.device.power_headroom, (1 - IDLE_POWER_SHARE * waiting) ** -POWER_EXPONENT)
     limited = {name: getattr(step, name) / uplift for name in ("products", "attention", "head_and_loss")}
-    return replace(step, **limited)
+    return vary(step, **limited)
 
 
 def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, any_stages: bool) -> StepTime:
@@ -220,7 +220,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
     launches_s = operations.LAUNCHES_S * (1 + is_repeated / 3)
     hidden_s = 0.0 if placed.job.waits_for_launches else time.total
     waits = placed.job.waits_for_launches or operations.waits_for_host(placed, layer)
-    return replace(time, forward=forward + Seconds(other=max(0.0, launches_s - hidden_s) * waits))
+    return vary(time, forward=forward + Seconds(other=max(0.0, launches_s - hidden_s) * waits))
 
 
 def _copies_s(placed: PlacedJob, weights: Weights) -> float:

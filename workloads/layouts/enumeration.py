@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 from workloads.hardware.cluster import Cluster
-from workloads.layouts.layout import LESS_LAYERS, V_SCHEDULES, Checkpointing, Job, Layout
+from workloads.layouts.layout import LESS_LAYERS, V_SCHEDULES, Checkpointing, Job, Layout, vary
 from workloads.layouts.rules import Site, find_violation, rules_of
 from workloads.layouts.trainers import OWN, find_trainer
 
@@ -31,7 +31,7 @@ class Family:
     def list_layouts(self, checkpointing: Checkpointing, reshard: bool) -> Iterator[Layout]:
         """Yield the layouts with this checkpointing and resharding, starting with the largest number of shards."""
         for less, shards in product(self.less_layers, self.shards):
-            yield replace(
+            yield vary(
                 self.template,
                 last_stage_less_layers=less,
                 dp_shard=shards,
@@ -51,24 +51,25 @@ def list_families(
     """
     space, site = _Space(job, cluster, options, fixed), Site.of(cluster)
     other_rules = [rule for rule in rules_of(job.trainer) if not rule.is_tradable]
+    expert_rules = [rule for rule in other_rules if rule.name == "ep divides the experts"]
     tradable_rules = [rule for rule in rules_of(job.trainer) if rule.is_tradable]
     checkpointings = space.values("checkpointing")
     for template, shards, reshardings in space.list_templates():
-        if find_violation(replace(job, layout=template), site, other_rules):
+        if find_violation(vary(job, layout=template), site, other_rules):
             continue
         if template.ep > 1:  # some trainers divide experts only among ranks that share a copy's states
-            divided = (replace(template, dp_shard=n, dp_replicate=template.dp // n) for n in shards)
-            valid = (one for one in divided if not find_violation(replace(job, layout=one), site, other_rules))
+            divided = (vary(template, dp_shard=n, dp_replicate=template.dp // n) for n in shards)
+            valid = (one for one in divided if not find_violation(vary(job, layout=one), site, expert_rules))
             shards = tuple(layout.dp_shard for layout in valid)
         pairs = list(product(checkpointings, reshardings))
         if tradable_rules:
-            layouts = [replace(template, checkpointing=c, reshard_after_forward=reshard) for c, reshard in pairs]
-            broken = [find_violation(replace(job, layout=layout), site, tradable_rules) for layout in layouts]
+            layouts = [vary(template, checkpointing=c, reshard_after_forward=reshard) for c, reshard in pairs]
+            broken = [find_violation(vary(job, layout=layout), site, tradable_rules) for layout in layouts]
             pairs = [pair for pair, violation in zip(pairs, broken, strict=True) if not violation]
         if pairs:
             kept, reshards = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
             if pairs[0] != (template.checkpointing, template.reshard_after_forward):
-                template = replace(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
+                template = vary(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
             yield Family(template, shards, kept, reshards, tuple(space.list_less(template)))
 
 
@@ -90,7 +91,7 @@ class _Space:
                 for choices in self._list_choices(dp, pp, is_sharded) if reshardings else ():
                     choices |= {"dp_shard": shards[0], "dp_replicate": dp // shards[0]}
                     choices |= {"reshard_after_forward": reshardings[0]}
-                    yield replace(base, tp=tp, cp=cp, pp=pp, **choices), shards, reshardings
+                    yield vary(base, tp=tp, cp=cp, pp=pp, **choices), shards, reshardings
 
     def _list_degrees(self) -> Iterator[tuple[int, int, int, int]]:
         model, gpus, divides = self.job.model, self.cluster.gpus, find_trainer(self.job.trainer).divides_kv_heads

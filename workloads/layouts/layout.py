@@ -6,10 +6,11 @@ dp_replicate, pp. The ranks that communicate most are therefore neighbors and st
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from workloads.models.model import Model
 
+T = TypeVar("T")
 Sharding = Literal["none", "zero1", "zero2", "fsdp1", "fsdp2", "megatron_fsdp"]
 TorchSchedule = Literal["1f1b", "interleaved", "zero_bubble", "zbv", "dualpipev"]  # of torch.distributed.pipelining
 Schedule = Literal[TorchSchedule, "v_half", "v_min"]
@@ -169,6 +170,13 @@ class Job:
     # `equal`: forced balance; `unequal`: forced, so that they are known in advance; `natural`: the router's choice.
     expert_loads: ExpertLoads = "equal"
     expert_imbalance: float = 1.0  # the tokens of the busiest rank's experts, divided by the mean
+
+
+def vary(item: T, **changes: Any) -> T:
+    """Return a frozen dataclass with some values changed, in a tenth of the time of `dataclasses.replace`."""
+    copy = object.__new__(type(item))
+    copy.__dict__.update(item.__dict__, **changes)
+    return copy
 
 
 # A layout as `key=value` arguments of the command.
