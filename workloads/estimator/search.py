@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -66,6 +67,22 @@ def find_layouts(
     return SearchResult(best, smallest, search.estimated, search.too_large, search.slower)
 
 
+def _all_but_stages(family: Family) -> tuple[object, ...]:
+    layout = family.template
+    sizes = (
+        layout.dp_shard,
+        layout.dp,
+        layout.tp,
+        layout.cp,
+        layout.pp,
+        layout.ep,
+        layout.sharding,
+        layout.micro_batch,
+    )
+    is_bounded = layout.schedule in ("1f1b", "interleaved")  # `step_bound_s` has no bound for the stages of others
+    return (*sizes, family.checkpointings, None if is_bounded else layout)
+
+
 class _Search:
     """The state of a search, with a heap of the best layouts so far, slowest first."""
 
@@ -81,32 +98,36 @@ class _Search:
 
     def run(self, families: Iterable[Family]) -> None:
         """Consider layouts in order of their lower bound on step time, because the first ones rule out most others. A
-        family is considered once for each value of `checkpointing`, because slower values have higher bounds. Its
-        bound is of any stages first, then of each number of layers on the last stage."""
-        waiting = [self._next(family, 0) for family in families]
+        family is considered once for each value of `checkpointing`, because slower values have higher bounds. Families
+        that differ only in the stages of a pipeline have a bound in common first."""
+        groups = defaultdict[tuple[object, ...], list[Family]](list)
+        for family in families:
+            groups[_all_but_stages(family)].append(family)
+        waiting = [self._next(group, 0) for group in groups.values()]
         heapq.heapify(waiting)
         while waiting:
-            bound_s, _, family, way = heapq.heappop(waiting)
+            bound_s, _, group, way = heapq.heappop(waiting)
+            family, ways = group[0], len(group[0].checkpointings)
             if bound_s >= self._slowest_s:
-                self.slower += len(family) // len(family.checkpointings) * (len(family.checkpointings) - way)
+                self.slower += sum(map(len, group)) // ways * (ways - way)
                 continue
-            if len(family.less_layers) > 1:
-                for less in family.less_layers:
-                    heapq.heappush(waiting, self._next(vary(family, less_layers=(less,)), way))
+            if len(group) > 1:
+                for family in group:
+                    heapq.heappush(waiting, self._next([family], way))
                 continue
             for reshard in family.reshardings:
                 for place, layout in enumerate(family.list_layouts(family.checkpointings[way], reshard)):
                     if not self._consider(layout):  # layouts with fewer shards do not fit either
                         self.too_large += len(family.shards) - place
                         break
-            if way + 1 < len(family.checkpointings):
-                heapq.heappush(waiting, self._next(family, way + 1))
+            if way + 1 < ways:
+                heapq.heappush(waiting, self._next(group, way + 1))
 
-    def _next(self, family: Family, way: int) -> tuple[float, int, Family, int]:
-        less, *others = family.less_layers
-        layout = vary(family.template, checkpointing=family.checkpointings[way], last_stage_less_layers=less)
-        bound_s = step_bound_s(vary(self._job, layout=layout), self._cluster, any_stages=bool(others))
-        return bound_s, next(self._order), family, way
+    def _next(self, group: list[Family], way: int) -> tuple[float, int, list[Family], int]:
+        layout = vary(group[0].template, checkpointing=group[0].checkpointings[way])
+        most = max(family.template.stages_per_rank for family in group) if len(group) > 1 else 0
+        bound_s = step_bound_s(vary(self._job, layout=layout), self._cluster, any_stages=most)
+        return bound_s, next(self._order), group, way
 
     def _consider(self, layout: Layout) -> bool:
         """Rank a layout and return whether it fits."""

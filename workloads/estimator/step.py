@@ -72,9 +72,10 @@ def step_seconds(job: Job, cluster: Cluster) -> float:
     return _estimate_step(PlacedJob(job, cluster)).total_s
 
 
-def step_bound_s(job: Job, cluster: Cluster, *, any_stages: bool = False) -> float:
+def step_bound_s(job: Job, cluster: Cluster, *, any_stages: int = 0) -> float:
     """Return a lower bound on the job's step time in seconds, for any division of data-parallel ranks into replicas
-    and, with `any_stages`, for any division of layers into 1F1B's stages: as if all ranks took the same time.
+    and for any division of layers into at most `any_stages` stages per rank of 1F1B or interleaved schedules: as if all
+    ranks took the same time. 0 is for the job's own stages.
 
     The bound omits data parallelism, the optimizer and copies, and is not lower for later values of `checkpointing`.
     Each omitted part only adds time: waiting leaves power for higher clocks in other parts, but higher clocks save less
@@ -131,7 +132,7 @@ POWER_EXPONENT = 0.62
 
 
 def _estimate_step(
-    placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True, any_stages: bool = False
+    placed: PlacedJob, efficiency: float | None = None, *, with_data_parallel: bool = True, any_stages: int = 0
 ) -> StepTime:
     """Estimate the step at the clocks that the power cap allows. The cap limits mean power, including while waiting."""
     efficiency = efficiency or find_efficiency(placed.job.trainer, placed.cluster.device.name)
@@ -143,7 +144,7 @@ def _estimate_step(
     return vary(step, **limited)
 
 
-def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, any_stages: bool) -> StepTime:
+def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, any_stages: int) -> StepTime:
     layout, micro = placed.layout, placed.layout.microbatches
     ranks = rank_layers(placed.model, layout)
     kinds = placed.model.layer_kinds.values()
@@ -155,8 +156,12 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, a
     heads, bubble = float(micro * (slowest == head_rank(layout))), bubble_s(passes, layout)
     if any_stages:
         counts = [(blocks[layers.layer], layers.count * micro / layout.pp) for rank in ranks for layers in rank]
-        heads, bubble = micro / layout.pp, sum(times.total for times in passes) * (1 - 1 / layout.pp)
-    sends = 0.0 if layout.pp == 1 else 2 * communication.pipeline_send_s(placed) * layout.stages_per_rank * micro
+        heads, bubble = micro / layout.pp, sum(times.total for times in passes) * (1 - 1 / layout.pp) / any_stages
+    sends = (
+        0.0
+        if layout.pp == 1 or any_stages
+        else 2 * communication.pipeline_send_s(placed) * layout.stages_per_rank * micro
+    )
     step = StepTime(
         products=sum((block.forward.products + block.backward.products) * count for block, count in counts),
         attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),

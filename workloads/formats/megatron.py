@@ -11,7 +11,7 @@ from typing import Any
 
 from workloads.api.errors import UserInputError
 from workloads.formats import names
-from workloads.layouts.layout import LESS_LAYERS, V_SCHEDULES, Job, Layout
+from workloads.layouts.layout import LESS_LAYERS, Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import Model
 from workloads.suggestions import suggest
@@ -124,12 +124,8 @@ def _list_obstacles(job: Job) -> Iterator[str]:
         yield f"reshard_after_forward=false cannot be written with sharding={layout.sharding}"
     if layout.sharding == "none" and layout.offload_optimizer:
         yield "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1"
-    less = layout.less_layers
-    if not any(less) and model.layers % stages:
+    if not any(layout.less_layers) and model.layers % stages:
         yield f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank)"
-    is_of_ranks = layout.schedule not in V_SCHEDULES and not any(count % layout.stages_per_rank for count in less)
-    if not ({*less} <= {0, 1} or is_of_ranks):
-        yield f"last_stage_less_layers={less[1]} cannot be written with {layout.stages_per_rank} stages on a rank"
     if layout.tp_overlap == "async" and not layout.sequence_parallel:
         yield "tp_overlap=async needs sequence_parallel=true"
     if model.experts and layout.tp > 1 and not layout.sequence_parallel:

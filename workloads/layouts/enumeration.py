@@ -17,23 +17,21 @@ MAX_STAGES_PER_RANK = 16
 
 @dataclass(frozen=True)
 class Family:
-    """Layouts that differ only in options that trade memory for time, and in the layers of the last stage."""
+    """Layouts that differ only in options that trade memory for time."""
 
     template: Layout  # one layout of the family
     shards: tuple[int, ...]  # the values of `dp_shard`, largest first; the other data-parallel ranks are replicas
     checkpointings: tuple[Checkpointing, ...]  # the values of `checkpointing`, fastest first
     reshardings: tuple[bool, ...]  # the values of `reshard_after_forward`
-    less_layers: tuple[int, ...]  # the values of `last_stage_less_layers`
 
     def __len__(self) -> int:
-        return len(self.shards) * len(self.checkpointings) * len(self.reshardings) * len(self.less_layers)
+        return len(self.shards) * len(self.checkpointings) * len(self.reshardings)
 
     def list_layouts(self, checkpointing: Checkpointing, reshard: bool) -> Iterator[Layout]:
         """Yield the layouts with this checkpointing and resharding, starting with the largest number of shards."""
-        for less, shards in product(self.less_layers, self.shards):
+        for shards in self.shards:
             yield vary(
                 self.template,
-                last_stage_less_layers=less,
                 dp_shard=shards,
                 dp_replicate=self.template.dp // shards,
                 checkpointing=checkpointing,
@@ -57,7 +55,7 @@ def list_families(
     for template, shards, reshardings in space.list_templates():
         if find_violation(vary(job, layout=template), site, other_rules):
             continue
-        if template.ep > 1:  # some trainers divide experts only among ranks that share a copy's states
+        if template.ep > 1 and find_trainer(job.trainer).name in (OWN, "prime-rl"):  # only among shards of a copy
             divided = (vary(template, dp_shard=n, dp_replicate=template.dp // n) for n in shards)
             valid = (one for one in divided if not find_violation(vary(job, layout=one), site, expert_rules))
             shards = tuple(layout.dp_shard for layout in valid)
@@ -70,7 +68,8 @@ def list_families(
             kept, reshards = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
             if pairs[0] != (template.checkpointing, template.reshard_after_forward):
                 template = vary(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
-            yield Family(template, shards, kept, reshards, tuple(space.list_less(template)))
+            for less in space.list_less(template):
+                yield Family(vary(template, last_stage_less_layers=less), shards, kept, reshards)
 
 
 @dataclass(frozen=True)
@@ -125,23 +124,29 @@ class _Space:
         has_degrees = experts and "ep" not in find_trainer(self.job.trainer).without
         for ep in self._degree("ep", divisors(experts) if has_degrees else (1,)):
             for sharding in shardings:
-                for schedule, stages in self._list_pipelines(pp):
-                    choices = {"ep": ep, "sharding": sharding, "schedule": schedule, "stages_per_rank": stages}
+                for pipeline in self._list_pipelines(pp):
+                    choices = {"ep": ep, "sharding": sharding, **pipeline}
                     yield from ({**choices, "micro_batch": size} for size in micro_batches)
 
-    def _list_pipelines(self, pp: int) -> Iterator[tuple[Any, int]]:
+    def _list_pipelines(self, pp: int) -> Iterator[dict[str, Any]]:
+        """Yield schedules and numbers of stages. If the layers do not divide among the ranks, the first and the last of
+        interleaved stages have one layer fewer, or the last has as many fewer as are needed."""
         if pp == 1:
             if self.fixed.get("schedule", "1f1b") == "1f1b" and self.fixed.get("stages_per_rank", 1) == 1:
-                yield "1f1b", 1
+                yield {"schedule": "1f1b", "stages_per_rank": 1}
             return
-        layers = self.job.model.layers + sum(self.fixed.get(name, 0) for name in LESS_LAYERS)
-        layers = layers // pp if layers > 0 and layers % pp == 0 else 1
-        several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
+        total, given = self.job.model.layers, tuple(self.fixed.get(name, 0) for name in LESS_LAYERS)
+        is_given = not {*LESS_LAYERS}.isdisjoint({*self.fixed, *find_trainer(self.job.trainer).runs})
+        ends = given if is_given or total % pp == 0 else (0, -total % pp) if (total + 2) % pp else (1, 1)
         for schedule in self.values("schedule"):
             is_single = schedule == "1f1b" or (schedule == "zero_bubble" and self.job.trainer == "primus")
+            less = ends if schedule == "interleaved" else given
+            layers = total + sum(less)
+            layers = layers // pp if layers > 0 and layers % pp == 0 else 1
+            several = [count for count in divisors(layers) if 1 < count <= MAX_STAGES_PER_RANK]
             counts = [1] if is_single else [2] if schedule in V_SCHEDULES else several
-            for stages in self._degree("stages_per_rank", counts):
-                yield schedule, stages
+            pipeline = {"schedule": schedule, **dict(zip(LESS_LAYERS, less, strict=True))}
+            yield from ({**pipeline, "stages_per_rank": n} for n in self._degree("stages_per_rank", counts))
 
     def list_less(self, layout: Layout) -> Iterator[int]:
         """Yield the layout's `last_stage_less_layers`, and the value with which all other stages are equal and the

@@ -152,6 +152,12 @@ def _check_less_layers(job: Job, site: Site) -> Iterator[str]:
         yield f"{given} leave a stage without layers: {layers} layers in {layout.stages} stages"
     elif (first or last) and find_trainer(job.trainer).core == "megatron" and (layers + first + last) % layout.stages:
         yield f"{given} do not leave the other stages equally many of {layers} layers, as {job.trainer} needs"
+    elif (
+        find_trainer(job.trainer).core == "megatron"
+        and not {first, last} <= {0, 1}  # settings of their own
+        and (layout.schedule in V_SCHEDULES or first % layout.stages_per_rank or last % layout.stages_per_rank)
+    ):
+        yield f"{given} do not divide into {layout.stages_per_rank} stages on a rank, as {job.trainer} needs"
 
 
 def _check_microbatches(job: Job, site: Site) -> Iterator[str]:

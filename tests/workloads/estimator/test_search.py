@@ -18,7 +18,7 @@ from workloads.estimator.search import SearchResult
 from workloads.estimator.step import step_bound_s
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import divisors, list_families
-from workloads.layouts.layout import Job, Layout
+from workloads.layouts.layout import Job, Layout, Schedule
 from workloads.layouts.rules import find_violation
 
 OPTIONS: Mapping[str, Sequence[Any]] = {
@@ -43,7 +43,7 @@ def toy_estimate(seed: int, job: Job, cluster: Cluster) -> JobEstimate:
 def find_by(estimate: Callable[[Job, Cluster], JobEstimate], template: Job, target: Cluster, keep: int) -> SearchResult:
     """Return the layouts that a search by this estimate finds."""
 
-    def bound_s(job: Job, cluster: Cluster, *, any_stages: bool) -> float:
+    def bound_s(job: Job, cluster: Cluster, *, any_stages: int) -> float:
         step = estimate(replace(job, layout=replace(job.layout, reshard_after_forward=False)), cluster).step
         return step.total_s - step.data_parallel
 
@@ -111,16 +111,39 @@ def test_what_fits_nowhere_gives_the_smallest_layout() -> None:
 
 
 @examples(20)
-@given(st.sampled_from([2, 4, 8]), st.integers(-1, 5), st.integers(0, 12), st.booleans())
-def test_the_bound_of_any_stages_is_below_all_of_them(pp: int, first: int, last: int, has_experts: bool) -> None:
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 4), st.integers(-1, 5), st.integers(0, 12), st.booleans())
+def test_the_bound_of_any_stages_is_below_all_of_them(
+    pp: int, stages: int, first: int, last: int, has_experts: bool
+) -> None:
     experts: dict[str, Any] = {"experts": 8, "experts_per_token": 2, "expert_intermediate_size": 2048}
     layout = Layout(pp=pp, dp_shard=8, global_batch=128)
     template = replace(job(layout, replace(LLAMA_8B, **(experts if has_experts else {}))), trainer="torchtitan")
     target = cluster(8 * pp)
+    schedule: Schedule = "interleaved" if stages > 1 else "1f1b"
     divided = replace(layout, first_stage_less_layers=first, last_stage_less_layers=last)
+    divided = replace(divided, schedule=schedule, stages_per_rank=stages)
     assume(find_violation(replace(template, layout=divided), target) is None)
-    bound_s = step_bound_s(template, target, any_stages=True)
+    bound_s = step_bound_s(template, target, any_stages=stages)
     assert bound_s <= step_bound_s(replace(template, layout=divided), target) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "layers", "ends"),
+    [
+        ("megatron", 94, dict.fromkeys((2, 3, 4, 6, 8, 12), (1, 1))),
+        ("torchtitan", 61, {2: (0, 3), 4: (0, 3)}),
+        ("megatron", 61, {}),  # 3 fewer do not divide into the stages of a rank
+        ("megatron", 96, dict.fromkeys((2, 3, 4, 6, 8, 12), (0, 0))),
+    ],
+)
+def test_interleaved_stages_may_have_fewer_layers_at_the_ends(
+    trainer: str, layers: int, ends: dict[int, tuple[int, int]]
+) -> None:
+    template = replace(job(Layout(global_batch=64), replace(LLAMA_8B, layers=layers)), trainer=trainer)
+    options: dict[str, Any] = {**OPTIONS, "schedule": ["1f1b", "interleaved"]}
+    families = list_families(template, cluster(8), options, {"pp": 4, "tp": 2, "cp": 1, "micro_batch": 1})
+    found = [family.template for family in families if family.template.schedule == "interleaved"]
+    assert {layout.stages_per_rank: layout.less_layers for layout in found} == ends
 
 
 def test_experts_bring_expert_parallel() -> None:

@@ -244,7 +244,7 @@ def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
         (
             "megatron",
             {"pp": 2, "dp_shard": 2, "stages_per_rank": 3, "schedule": "interleaved", "last_stage_less_layers": 4},
-            "megatron: last_stage_less_layers=4 cannot be written with 3 stages on a rank",
+            "megatron: first_stage_less_layers 0 and last_stage_less_layers 4 do not divide into 3 stages on a rank",
         ),
         ("own", {"offload_optimizer": True}, "own: offload_optimizer=true cannot be written"),
         ("own", {"model": replace(LLAMA, layers=31)}, "own: model is none of this project's catalogue"),
