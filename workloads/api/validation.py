@@ -106,6 +106,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return annotation(value)  # name=2026 is a valid name
     hint, unit = "", find_unit(key)
     number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+|%)", str(value)) if annotation in (int, float) else None
+    declared = annotation if number else declared  # a number with a unit is not meant as null
     if number and number[2] == "%" and annotation is float and not unit:
         return float(f"{number[1]}e-2")
     if number and number[2] in SI_PREFIXES and not unit:  # such as 1T or 300B
@@ -114,7 +115,6 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
             return float(plain)
         hint = f". Write {plain}" + f" or {1024 * float(number[1]):.0f}" * (number[2] in "kK")
     elif number:
-        declared = annotation  # a number with a unit is no attempt at null
         factors = SECONDS if unit == "seconds" else {unit.lower(): 1, unit[:1].lower(): 1}
         factor = factors.get(number[2].lower(), 0 if unit or number[2] == "%" else 1)
         hint = (f" of {unit}" if unit else "") + (f". Write {factor * float(number[1]):g}" if factor else "")
