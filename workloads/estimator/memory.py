@@ -85,6 +85,9 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
     owned = whole if layout.sharding == "none" else owned
     copies = whole * 2 if weight_bytes == 4 else 0  # in the GEMM data type, in addition to sharded master weights
     gradients = (owned if layout.sharding == "zero2" else whole) * gradient_bytes
+    is_ddp = placed.trainer.core == "pytorch" and not is_own(job) and layout.sharding == "none"
+    if is_ddp and layout.dp > 1 and layout.microbatches > 1:
+        gradients *= 2  # and the buckets that are reduced (PyTorch's default, gradient_as_bucket_view=False)
     return copies + owned * weight_bytes, gradients, owned * moment_bytes
 
 
