@@ -1,13 +1,13 @@
 """Write layouts to each trainer's file format, and read all of these formats."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from workloads.api.errors import UserInputError
 from workloads.formats import megatron_files, own, printed, torchtitan
-from workloads.formats.names import FileReading, RenderedFile, canonical_job
-from workloads.layouts.layout import Job
+from workloads.formats.names import FileReading, RenderedFile, Support, canonical_job
+from workloads.layouts.layout import Job, Layout
 from workloads.layouts.rules import Site, find_violation
 from workloads.layouts.trainers import find_trainer
 from workloads.models.model import Model
@@ -37,10 +37,12 @@ FORMATS = {
         megatron_files.read_experiment,
     ),
 }
+SUPPORTS = {"torchtitan": torchtitan.SUPPORT, **megatron_files.SUPPORTS}
 
 
-def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
-    """Return a file that makes a trainer run the job. The default is the job's trainer; `own` returns our command.
+def render(job: Job, gpus: int, trainer: str | None = None, model: str = "") -> RenderedFile:
+    """Return a file that makes a trainer run the job. The default is the job's trainer; `own` returns our command,
+    with the path `model` of a `config.json` if no model of the table has these sizes.
 
     Raises UserInputError if the format is unknown, or if a rule of the trainer or its file forbids the layout.
     """
@@ -50,7 +52,28 @@ def render(job: Job, gpus: int, trainer: str | None = None) -> RenderedFile:
     job = canonical(job, job.trainer if trainer == "own" else trainer)
     if violation := find_violation(job, Site(gpus, gpus)):
         raise UserInputError(f"{trainer}: {violation.reason}")
-    return FORMATS[trainer].render(job, gpus)
+    if trainer == "own" and job.trainer != "own":
+        raise UserInputError(f"own: no command fixes a whole layout of {job.trainer}. Supported: own")
+    _find_support(trainer).check(job)
+    return own.render(job, gpus, model) if trainer == "own" else FORMATS[trainer].render(job, gpus)
+
+
+def _find_support(trainer: str) -> Support:
+    return own.own_support() if trainer == "own" else SUPPORTS[trainer]
+
+
+def find_obstacle(job: Job, given: Mapping[str, Any], trainer: str, model: str = "") -> str:
+    """Return why no layout of the job with the `given` fields can be written for a trainer, or "" if some can be."""
+    cores = {find_trainer(name).core for name in (job.trainer, trainer)}
+    if trainer != job.trainer and cores != {"megatron"}:
+        return f"{trainer}: the layouts are those of trainer={job.trainer}: set trainer={trainer}"
+    try:
+        render(replace(job, layout=Layout(sharding="none")), 1, trainer, model)
+        given_job = replace(job, layout=replace(Layout(sharding="none"), **given))
+        _find_support(trainer).check_fields(given_job, given)
+    except UserInputError as error:
+        return str(error)
+    return ""
 
 
 def canonical(job: Job, trainer: str) -> Job:

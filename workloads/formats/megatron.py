@@ -101,39 +101,15 @@ NAMES = names.read_table(TABLES["names"], WRITTEN, CONDITIONS)
 
 def _list_obstacles(job: Job) -> Iterator[str]:
     layout, model = job.layout, job.model
-    stages, ep = layout.stages, layout.ep
-    count, group = layout.checkpointed_layers, layout.dp_shard * layout.cp * layout.tp
+    stages, count = layout.stages, layout.checkpointed_layers
     if model.mlp_bias and not model.qkv_bias:
         yield "mlp_bias=true cannot be written without qkv_bias=true: biases are of the projections alone, or of all"
     if model.qk_norm == "all":
         yield "the model's qk_norm=all cannot be written: norms of queries and keys are of each head"
     if model.experts and model.dense_layers and not model.intermediate_size:
         yield "dense_layers needs intermediate_size"
-    if model.positions == "learned" and model.max_positions < job.sequence_length:
-        yield f"sequence_length={job.sequence_length} is above the model's {model.max_positions} learned positions"
-    if layout.sharding == "fsdp2":
-        unlike_fsdp2 = {  # megatron/training/arguments.py, `validate_args`
-            "pp": layout.pp > 1,
-            "ep": ep > 1,
-            "dp_replicate": layout.dp_replicate > 1,
-            "a tied head": model.tied,
-            "precision=fp16": job.precision == "fp16",
-        }
-        yield from (f"sharding=fsdp2 does not run with {name}" for name, is_set in unlike_fsdp2.items() if is_set)
-    if layout.sharding not in ("none", "fsdp2") and not layout.reshard_after_forward:
-        yield f"reshard_after_forward=false cannot be written with sharding={layout.sharding}"
     if layout.sharding == "none" and layout.offload_optimizer:
         yield "offload_optimizer=true needs the distributed optimizer: set dp_shard above 1 and sharding=zero1"
-    if not any(layout.less_layers) and model.layers % stages:
-        yield f"{model.layers} layers do not divide into {stages} stages (pp x stages_per_rank)"
-    if layout.tp_overlap == "async" and not layout.sequence_parallel:
-        yield "tp_overlap=async needs sequence_parallel=true"
-    if model.experts and layout.tp > 1 and not layout.sequence_parallel:
-        yield "tp with experts needs sequence_parallel=true"
-    if group % ep:
-        yield f"ep={ep} does not divide dp_shard x cp x tp = {group}"
-    if layout.checkpointing == "norm_act" and not model.experts:
-        yield "checkpointing=norm_act cannot be written for a dense model: activations are recomputed in experts only"
     if count is not None and (layout.checkpointing != "full" or not count or count % stages):
         whole = f"full checkpointing of as many in each of {stages} stages"
         yield f"checkpointed_layers={count} cannot be written: {whole} can"

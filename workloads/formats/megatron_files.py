@@ -22,7 +22,6 @@ RUN: dict[str, Any] = TABLES["run"]
 
 # Megatron-LM's arguments, as a shell script that starts `pretrain_gpt.py`.
 SCRIPT = "megatron.sh"
-SCRIPT_SUPPORT = support("megatron")
 RENAMED: dict[str, str] = TABLES["renamed"]
 SWITCHES_OFF: dict[str, str] = TABLES["switches_off"]
 _LAUNCH = re.compile(r"--(nnodes|nproc[-_]per[-_]node)[= ](\d+)(?![\d:])")
@@ -58,17 +57,15 @@ def _list_recipe_obstacles(job: Job) -> Iterator[str]:
     for name, value in {"activation": "swiglu", "positions": "rope", "mlp_bias": False}.items():
         if (given := getattr(job.model, name)) != value:
             yield f"the model's {name}={given} cannot be written: the recipe is of a Llama"
-    if job.layout.tp_overlap == "async":
-        yield "tp_overlap=async cannot be written: its buffers are set in a recipe of one's own"
 
 
-BRIDGE = "nemo (Megatron-Bridge)"
 BRIDGE_SUPPORT = support(
     "nemo",
     _list_recipe_obstacles,
-    name=BRIDGE,
+    name="nemo (Megatron-Bridge)",
     precision=tuple(MIXED_PRECISION),
     sharding=("none", "zero1", "zero2", "megatron_fsdp"),  # settings for FSDP2 are not written
+    tp_overlap=("none",),  # a recipe of its own would have to set the buffers
 )
 
 # Primus's experiment file: Primus's Megatron trainer, with all sizes and degrees as module overrides.
@@ -81,12 +78,11 @@ _VARIABLE = re.compile(r"\$\{\w+:([^{}]*)\}")
 _PRIMUS_LAUNCH = re.compile(r"\b(NNODES|GPUS_PER_NODE)=(\d+)")
 
 
-PRIMUS_SUPPORT = support("primus")
+SUPPORTS = {"megatron": support("megatron"), "nemo": BRIDGE_SUPPORT, "primus": support("primus")}
 
 
 def render_script(job: Job, gpus: int) -> names.RenderedFile:
     """Return the script for a canonical job. Raises UserInputError if Megatron-LM cannot express the job."""
-    SCRIPT_SUPPORT.check(job)
     settings = names.write_names(job, NAMES) | RUN
     arguments = [word for name, value in settings.items() for word in _argument(name, value)]
     # `validate_args` requires these connections on Hopper and earlier GPUs. Tensor and context parallelism need one
@@ -222,7 +218,6 @@ def parse_value(text: str, no_value: str = NO_VALUE) -> Any:
 
 def render_recipe(job: Job, gpus: int) -> names.RenderedFile:
     """Return the script for a canonical job. Raises UserInputError if a Megatron-Bridge recipe cannot express it."""
-    BRIDGE_SUPPORT.check(job)
     settings = {name: value for name, value in names.write_names(job, NAMES).items() if name not in _BRIDGE["derived"]}
     overrides = RECIPE_SETS | {SECTIONS.get(name, f"model.{name}"): value for name, value in settings.items()}
     overrides |= {
@@ -304,7 +299,6 @@ def _read_mixed(mixed: object) -> dict[str, Any]:
 
 def render_experiment(job: Job, gpus: int) -> names.RenderedFile:
     """Return the experiment file for a canonical job. Raises UserInputError if Primus cannot express the job."""
-    PRIMUS_SUPPORT.check(job)
     nodes, per_node = names.nodes_of(gpus)
     rank = "" if nodes == 1 else "NODE_RANK=$NODE_RANK MASTER_ADDR=$MASTER_ADDR "
     launch = f"NNODES={nodes} {rank}GPUS_PER_NODE={per_node}"

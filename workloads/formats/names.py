@@ -186,16 +186,19 @@ class Support:
 
     def check(self, job: Job) -> None:
         """Raise UserInputError, naming the field and the trainer, if the file cannot express the whole job."""
-        for name, allowed in self.values.items():
+        self.check_fields(job, self.values)
+        for obstacles in self.obstacles:
+            for reason in obstacles(job):
+                raise UserInputError(f"{self.trainer}: {reason}")
+
+    def check_fields(self, job: Job, names: Iterable[str]) -> None:
+        for name, allowed in ((name, self.values[name]) for name in names if name in self.values):
             if (value := field_of(job, name)) not in allowed:
                 owner = "the model's " if hasattr(job.model, name) else ""
                 supported = ", ".join(map(show, allowed))
                 raise UserInputError(
                     f"{self.trainer}: {owner}{name}={show(value)} cannot be written. Supported: {supported}"
                 )
-        for obstacles in self.obstacles:
-            for reason in obstacles(job):
-                raise UserInputError(f"{self.trainer}: {reason}")
 
 
 @dataclass(frozen=True)

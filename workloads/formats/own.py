@@ -13,7 +13,8 @@ from workloads.formats import names
 from workloads.formats.shell import Script
 from workloads.formats.torchtitan import find_interval
 from workloads.layouts.layout import LAYOUT_FIELDS, Job, Layout
-from workloads.models.model import SIZES, TRAINED_MODELS, Model, find_trained_name
+from workloads.models.model import SIZES, Model, find_trained_name
+from workloads.models.trained import load_trained_model
 
 SCRIPT = "sweep.sh"
 # Job or layout fields whose parameters in `workload=parallel` have different names.
@@ -25,9 +26,7 @@ _OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
 
 
 def _list_obstacles(job: Job) -> Iterator[str]:
-    layout, layers = job.layout, job.layout.checkpointed_layers
-    if layout.is_sharded and layout.sharding != "fsdp2":
-        yield f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
+    layers = job.layout.checkpointed_layers
     if layers is not None and find_interval(job) is None:
         yield f"checkpointed_layers={layers} cannot be written: every n-th layer can"
 
@@ -63,12 +62,9 @@ def _defaults() -> dict[str, object]:
     return {name: default for name, default in (of_job | of_layout).items() if default is not MISSING}
 
 
-def render(job: Job, gpus: int) -> names.RenderedFile:
+def render(job: Job, gpus: int, path: str = "") -> names.RenderedFile:
     """Return the command for a canonical job. Raises UserInputError if no command can express the job."""
-    if job.trainer != "own":
-        raise UserInputError(f"own: no command fixes a whole layout of {job.trainer}. Supported: own")
-    own_support().check(job)
-    name = find_trained_name(job.model)
+    name = find_trained_name(job.model) or (path if path.endswith(".json") else None)
     if name is None:
         raise UserInputError(
             "own: model is none of this project's catalogue (conf/model), which `workload=parallel` trains"
@@ -97,9 +93,7 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
         if "," in value or (name in needed and (value in ("", "null", "None") or value.startswith("-"))):
             raise UserInputError(f"space.{name}={value}: a layout needs one value")
     values = {name: names.parse_scalar(value) for name, value in texts.items()}
-    model = TRAINED_MODELS.get(texts.get("model", "llama3_8b"))
-    if model is None:
-        raise UserInputError(f"space.model={texts['model']}: unknown model")
+    model = load_trained_model(texts.get("model", "llama3_8b"))
     read = names.read_names(values, own_names(), [name.field for name in own_names()])
     of_job = {name: read.pop(name) for name in JOB_FIELDS if name in read}
     if (interval := int(values.get("checkpointing_freq", 1))) > 1:

@@ -67,14 +67,6 @@ def find_interval(job: Job) -> int | None:
     return next((n for n in range(1, layers + 1) if layers // n == job.layout.checkpointed_layers), None)
 
 
-def _find_stage_size(job: Job) -> int | None:
-    """Return the number of layers per stage, or None if nothing fits. torchtitan adds both `less_layers` to the number
-    of layers, divides by `layers_per_stage`, and rounds up (`pipeline_llm`)."""
-    layers = job.model.layers + sum(job.layout.less_layers)
-    per_stage = math.ceil(layers / job.layout.stages)
-    return per_stage if math.ceil(layers / per_stage) == job.layout.stages else None
-
-
 def _option(job: Job) -> str | None:
     if job.layout.checkpointing == "per_op":
         return "op"
@@ -96,7 +88,10 @@ WRITTEN: dict[str, Callable[[Job], Any]] = {
     "training.mixed_precision_param": lambda job: "float32" if job.precision == "fp32" else "bfloat16",
     "parallelism.fsdp_reshard_after_forward": lambda job: "always" if job.layout.reshard_after_forward else "never",
     "parallelism.pipeline_parallel_microbatch_size": lambda job: job.layout.micro_batch,
-    "parallelism.pipeline_parallel_layers_per_stage": _find_stage_size,
+    # torchtitan adds both `less_layers` to the number of layers, divides by this, and rounds up (`pipeline_llm`).
+    "parallelism.pipeline_parallel_layers_per_stage": lambda job: math.ceil(
+        (job.model.layers + sum(job.layout.less_layers)) / job.layout.stages
+    ),
     "activation_checkpoint.mode": lambda job: "selective" if _option(job) else job.layout.checkpointing,
     "activation_checkpoint.selective_ac_option": _option,
     f"{FP8}.recipe_name": lambda job: RECIPES.get(job.precision),
@@ -105,29 +100,11 @@ NAMES = names.read_table(_TABLES["names"], WRITTEN, {"pp": lambda job: job.layou
 
 
 def _list_obstacles(job: Job) -> Iterator[str]:
-    layout, is_pipeline = job.layout, job.layout.pp > 1
-    per_rank, layers = layout.stages_per_rank, layout.checkpointed_layers
-    group = layout.dp_shard * layout.cp * layout.tp
+    layout, layers = job.layout, job.layout.checkpointed_layers
     if job.precision == "fp32" and job.state != "fp32":
         yield f"precision=fp32 needs state=fp32, not {job.state}"
-    # torchtitan/models/llama3/infra/parallelize.py: FSDP2 over dp_shard and cp, or only DDP.
-    if layout.is_sharded and layout.sharding != "fsdp2":
-        yield f"sharding={layout.sharding} cannot be written where dp_shard or cp is above 1. Supported: fsdp2"
-    # `maybe_enable_amp` of torchtitan/distributed/utils.py: tp and pp without FSDP switch mixed precision off.
-    if job.state == "amp" and layout.tp * layout.pp > 1:
-        yield "tp and pp compute in fp32 where nothing is sharded. Set dp_shard or cp above 1, or state=bf16"
-    if layout.tp > 1 and not layout.sequence_parallel:
-        yield "sequence_parallel=false cannot be written: its tensor parallelism divides the sequence"
-    if layout.tp_overlap == "async" and not job.compiled:
-        yield "tp_overlap=async needs compiled=true"
-    if is_pipeline and job.model in [sizes for (name, _), sizes in FLAVORS.items() if name == "qwen3"]:
-        yield "pp above 1 cannot be written: qwen3 has no pipeline in version 0.2.2"
-    if is_pipeline and _find_stage_size(job) is None:
-        yield f"stages_per_rank={per_rank}: no number of layers a stage gives {layout.stages} stages"
-    if layers is not None and (layout.checkpointing != "full" or is_pipeline or find_interval(job) is None):
+    if layers is not None and (layout.checkpointing != "full" or layout.pp > 1 or find_interval(job) is None):
         yield f"checkpointed_layers={layers} cannot be written: every n-th layer without pp can"
-    if group % layout.ep:
-        yield f"ep={layout.ep} does not divide dp_shard x cp x tp = {group}"
 
 
 SUPPORT = names.Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES["supported"]}, (_list_obstacles,))
@@ -135,7 +112,6 @@ SUPPORT = names.Support("torchtitan", {**TRAINERS["torchtitan"].runs, **_TABLES[
 
 def render(job: Job, gpus: int) -> names.RenderedFile:
     """Return the configuration for a canonical job. Raises UserInputError if torchtitan 0.2.2 cannot express it."""
-    SUPPORT.check(job)
     sections: dict[str, list[str]] = {}
     for key, value in names.write_names(job, NAMES).items():
         section, _, name = key.rpartition(".")

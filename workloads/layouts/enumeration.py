@@ -53,9 +53,12 @@ def list_families(
     tradable_rules = [rule for rule in rules_of(job.trainer) if rule.is_tradable]
     checkpointings = space.values("checkpointing")
     for template, shards, reshardings in space.list_templates():
-        if find_violation(vary(job, layout=template), site, other_rules):
+        stages = [vary(template, last_stage_less_layers=less) for less in space.list_less(template)]
+        stages = [layout for layout in stages if not find_violation(vary(job, layout=layout), site, other_rules)]
+        if not stages:
             continue
-        if template.ep > 1 and find_trainer(job.trainer).name in (OWN, "prime-rl"):  # only among shards of a copy
+        template = stages[0]
+        if template.ep > 1:  # some trainers divide experts only among ranks that share a copy's states
             divided = (vary(template, dp_shard=n, dp_replicate=template.dp // n) for n in shards)
             valid = (one for one in divided if not find_violation(vary(job, layout=one), site, expert_rules))
             shards = tuple(layout.dp_shard for layout in valid)
@@ -68,8 +71,10 @@ def list_families(
             kept, reshards = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
             if pairs[0] != (template.checkpointing, template.reshard_after_forward):
                 template = vary(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
-            for less in space.list_less(template):
-                yield Family(vary(template, last_stage_less_layers=less), shards, kept, reshards)
+            for layout in stages:
+                yield Family(
+                    vary(template, last_stage_less_layers=layout.last_stage_less_layers), shards, kept, reshards
+                )
 
 
 @dataclass(frozen=True)

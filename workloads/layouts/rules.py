@@ -5,6 +5,7 @@ A rule is a row in `RULES`. If a rule applies to only some trainers, its row nam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import DEGREES, SPLIT_SCHEDULES, V_SCHEDULES, Job
-from workloads.layouts.trainers import OWN, find_trainer, is_own
+from workloads.layouts.trainers import OWN, TRAINERS, find_trainer, is_own
 
 PLAIN_PRECISIONS = ("bf16", "fp32")
 BLOCK_PRECISIONS = {  # of `workload=parallel`: torchao's layers, and a block with its own kernels
@@ -53,8 +54,9 @@ class Rule(NamedTuple):
     name: str
     check: Callable[[Job, Site], Iterator[str]]
     trainers: frozenset[str] | None = None  # the trainers that have the rule; None for all
-    # A search checks the rule for each value of checkpointing and resharding, which trade memory for time. This does
-    # not include the resharding of unsharded weights, which a search sets in every layout.
+    # A search checks the rule for each value of checkpointing and resharding, which trade memory for time, once for
+    # each value of tp, cp, pp, schedule, and of whether weights are sharded: the rule reads no other degree or size.
+    # This does not include the resharding of unsharded weights, which a search sets in every layout.
     is_tradable: bool = False
 
 
@@ -75,13 +77,17 @@ def find_violation(job: Job, place: Cluster | Site, rules: Iterable[Rule] | None
 
 def find_common_violation(job: Job, place: Cluster | Site) -> Violation | None:
     """Return the first rule that a job of an unknown trainer breaks. Megatron has the strictest of the common rules."""
-    return find_violation(replace(job, trainer="megatron"), place)
+    return find_violation(replace(job, trainer="megatron"), place, [rule for rule in RULES if rule.trainers is None])
 
 
 @cache
 def rules_of(trainer: str) -> tuple[Rule, ...]:
     name = find_trainer(trainer).name
     return tuple(rule for rule in RULES if rule.trainers is None or name in rule.trainers)
+
+
+def _is_megatron(job: Job) -> bool:
+    return find_trainer(job.trainer).core == "megatron"
 
 
 def _check_ranks(job: Job, site: Site) -> Iterator[str]:
@@ -150,10 +156,10 @@ def _check_less_layers(job: Job, site: Site) -> Iterator[str]:
         yield "pp 1 is not a pipeline: first_stage_less_layers and last_stage_less_layers have to be 0"
     elif (layers + first + last) // layout.stages <= max(0, first, last):
         yield f"{given} leave a stage without layers: {layers} layers in {layout.stages} stages"
-    elif (first or last) and find_trainer(job.trainer).core == "megatron" and (layers + first + last) % layout.stages:
+    elif (first or last) and _is_megatron(job) and (layers + first + last) % layout.stages:
         yield f"{given} do not leave the other stages equally many of {layers} layers, as {job.trainer} needs"
     elif (
-        find_trainer(job.trainer).core == "megatron"
+        _is_megatron(job)
         and not {first, last} <= {0, 1}  # settings of their own
         and (layout.schedule in V_SCHEDULES or first % layout.stages_per_rank or last % layout.stages_per_rank)
     ):
@@ -170,8 +176,7 @@ def _check_microbatches(job: Job, site: Site) -> Iterator[str]:
         yield f"{count} micro-batches do not fill a pipeline of {layout.pp} ranks"
     if layout.schedule == "dualpipev" and count < layout.stages:
         yield f"schedule dualpipev needs {layout.stages} micro-batches, one for each stage"
-    is_megatron = find_trainer(job.trainer).core == "megatron"
-    multiple = layout.pp if is_megatron and layout.schedule == "interleaved" else max(1, count // layout.pp)
+    multiple = layout.pp if _is_megatron(job) and layout.schedule == "interleaved" else max(1, count // layout.pp)
     if layout.schedule in ("interleaved", "zero_bubble") and count % multiple:
         yield f"schedule {layout.schedule} needs a multiple of {multiple} micro-batches, {count} is not"
 
@@ -185,7 +190,8 @@ def _check_experts(job: Job, site: Site) -> Iterator[str]:
         yield f"ep {ep} does not divide {experts} experts"
     if ranks % ep:
         yield f"ep {ep} does not divide the {ranks} GPUs of a pipeline rank"
-    if is_own(job) and sharing % ep:
+    divides = job.trainer in ONLY_OWN | TITAN or (_is_megatron(job) and layout.sharding not in ("none", "fsdp2"))
+    if divides and sharing % ep:
         yield f"ep {ep} has to be a divisor of dp_shard x cp x tp = {sharing}"
 
 
@@ -196,22 +202,65 @@ def _check_borrowed_experts(job: Job, site: Site) -> Iterator[str]:
         yield f"ep {ep} has to be a multiple of cp {cp} and a divisor of dp_shard x cp = {shards * cp}"
 
 
-def _check_titan_sequence(job: Job, site: Site) -> Iterator[str]:
-    tp, cp = job.layout.tp, job.layout.cp
+def _check_positions(job: Job, site: Site) -> Iterator[str]:
+    if job.model.positions == "learned" and job.model.max_positions < job.sequence_length:
+        yield f"sequence_length={job.sequence_length} is above the model's {job.model.max_positions} learned positions"
+
+
+def _check_divided_sequence(job: Job, site: Site) -> Iterator[str]:
+    """Check that tensor parallelism divides the sequence, in Megatron-LM only if the model or the overlap needs it."""
+    needs = not _is_megatron(job) or job.model.experts > 0 or job.layout.tp_overlap == "async"
+    if needs and job.layout.tp > 1 and not job.layout.sequence_parallel:
+        yield f"tp {job.layout.tp} of {job.trainer} divides the sequence here: sequence_parallel has to be true"
+
+
+def _check_titan_replicas(job: Job, site: Site) -> Iterator[str]:
+    """Check layouts without shards, which use DDP (models/llama3/infra/parallelize.py, 0.2.2). With tp or pp, mixed
+    precision is then off (`maybe_enable_amp` of distributed/utils.py)."""
+    layout, state = job.layout, job.state
+    if layout.is_sharded or layout.tp * layout.pp == 1:
+        return
+    if layout.dp_replicate > 1:
+        yield "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp"
+    if state != "bf16" and job.precision != "fp32":
+        yield f"tp and pp compute in fp32 where nothing is sharded: dp_shard or cp above 1, or state=bf16, not {state}"
+
+
+def _check_titan(job: Job, site: Site) -> Iterator[str]:
+    """Check the sequence (`seq_len_divisor` of parallel_dims.py), and that rounding up twice gives the number of stages
+    again (`pipeline_llm`)."""
+    layout, tp, cp = job.layout, job.layout.tp, job.layout.cp
+    layers = job.model.layers + sum(layout.less_layers)
     if tp * cp > 1 and job.sequence_length % (2 * tp * cp):
         yield f"tp {tp} x cp {cp} needs a sequence length divisible by {2 * tp * cp}, {job.sequence_length} is not"
+    if layout.tp_overlap == "async" and not job.compiled:
+        yield "tp_overlap=async is a pass of the compiler: compiled has to be true"
+    if layout.pp > 1 and math.ceil(layers / math.ceil(layers / layout.stages)) != layout.stages:
+        yield f"no number of layers on a stage gives {layout.stages} stages"
+    if layout.pp > 1 and job.model.qk_norm == "head":
+        yield "pp above 1: torchtitan's qwen3 has no pipeline in version 0.2.2"
 
 
-def _check_replicas(job: Job, site: Site) -> Iterator[str]:
-    """Check torchtitan's replicas without shards, which use DDP (models/llama3/infra/parallelize.py, 0.2.2)."""
-    layout = job.layout
-    if not layout.is_sharded and layout.dp_replicate > 1 and layout.tp * layout.pp > 1:
-        yield "dp_replicate without dp_shard or cp is DDP, which torchtitan does not combine with tp or pp"
+def _check_megatron(job: Job, site: Site) -> Iterator[str]:
+    """Check that stages are even, also with one layer fewer on each end (`canonical_layout`), that the layers of the
+    ends can be counted by rank or as one fewer, and the limits of shardings and of recomputed modules."""
+    layout, less, layers = job.layout, job.layout.less_layers, job.model.layers
+    if not any(less) and layers % layout.stages and (layers + 2) % layout.stages:
+        yield f"{layers} layers do not divide into {layout.stages} stages (pp x stages_per_rank)"
+    if layout.sharding == "megatron_fsdp" and not layout.reshard_after_forward:
+        yield "reshard_after_forward=false has no setting with sharding=megatron_fsdp"
+    if layout.sharding == "fsdp2":  # megatron/training/arguments.py, `validate_args`
+        unlike = {name: getattr(layout, name) > 1 for name in find_trainer(job.trainer).alone.get("fsdp2", ())}
+        unlike |= {"a tied head": job.model.tied, "precision=fp16": job.precision == "fp16"}
+        yield from (f"sharding=fsdp2 does not run with {name}" for name, is_set in unlike.items() if is_set)
+    if layout.checkpointing == "norm_act" and not job.model.experts:
+        yield f"checkpointing=norm_act is not of a dense model: {job.trainer} recomputes activations in experts alone"
 
 
 def _check_sharding(job: Job, site: Site) -> Iterator[str]:
-    if job.layout.sharding == "none" and job.layout.dp_shard > 1:
-        yield f"dp_shard {job.layout.dp_shard} shards states, but sharding is none"
+    cp = job.layout.cp if job.trainer in ONLY_OWN | TITAN else 1  # FSDP2 shards over both
+    if job.layout.sharding == "none" and job.layout.dp_shard * cp > 1:
+        yield f"dp_shard {job.layout.dp_shard}{f' x cp {cp}' * (cp > 1)} shards states, but sharding is none"
     is_wrapped = is_own(job) and job.state == "fp32"  # by FSDP, also on a single rank (`Layout.uses_fsdp`)
     if not (job.layout.reshard_after_forward or job.layout.is_sharded or is_wrapped):
         state = " in state bf16" if is_own(job) else ""
@@ -376,8 +425,10 @@ def _check_own_model(job: Job, site: Site) -> Iterator[str]:
         yield f"{schedule} splits the backward pass, which grouped products do not support"
 
 
+EXPERTS = "ep divides the experts"
 ONLY_OWN = frozenset({OWN})
 TITAN = frozenset({"torchtitan"})
+MEGATRON = frozenset(name for name, trainer in TRAINERS.items() if trainer.core == "megatron")
 RULES = (
     Rule("the degrees multiply to the number of ranks", _check_ranks),
     Rule("tp divides heads, sizes and sequence", _check_tp),
@@ -387,10 +438,13 @@ RULES = (
     Rule("stages and schedule agree", _check_stages),
     Rule("each stage has a layer", _check_less_layers),
     Rule("micro-batches fill the pipeline", _check_microbatches),
-    Rule("ep divides the experts", _check_experts),
-    Rule("ep divides the experts", _check_borrowed_experts, frozenset({"prime-rl"})),
-    Rule("tp and cp divide the sequence", _check_titan_sequence, TITAN),  # `seq_len_divisor` of parallel_dims.py
-    Rule("replicas are alone", _check_replicas, TITAN),
+    Rule(EXPERTS, _check_experts),
+    Rule(EXPERTS, _check_borrowed_experts, frozenset({"prime-rl"})),
+    Rule("positions cover the sequence", _check_positions),
+    Rule("tp divides the sequence", _check_divided_sequence, ONLY_OWN | TITAN | MEGATRON),
+    Rule("replicas are alone", _check_titan_replicas, TITAN),
+    Rule("torchtitan has the settings", _check_titan, TITAN),
+    Rule("Megatron-LM has the settings", _check_megatron, MEGATRON),
     Rule("what is sharded agrees", _check_sharding),
     Rule("the device has the data type", _check_dtype),
     Rule("the trainer has the precision", _check_own_precision, ONLY_OWN),

@@ -13,6 +13,7 @@ from workloads.estimator.estimate import JobEstimate, find_band
 from workloads.estimator.questions import Reliability, TrainingRun, alternatives, training_run
 from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
+from workloads.formats.files import find_obstacle
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import Layout, describe, write_words
 from workloads.layouts.rules import find_common_violation, find_violation
@@ -49,6 +50,9 @@ class Answer:
 
 def answer(request: PlanRequest) -> Answer:
     """Find the fastest layouts for a request. Raises UserInputError if the request is invalid or no layout fits."""
+    asked = build_problem(request)
+    if request.file and (reason := find_obstacle(asked.job, asked.given, request.file, request.model)):
+        raise UserInputError(f"file={reason}")
     problem, rates = find_problem(request)
     try:
         result = search(problem)
@@ -126,6 +130,8 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
     if result.smallest is None:
         # Find the rule that the given fields violate, if a single layout with these fields shows the violation.
         layout = replace(problem.job.layout, **problem.fixed)
+        usual = {"dp_shard": max(1, problem.cluster.gpus // layout.gpus), "sharding": tried["sharding"][-1]}
+        layout = replace(layout, **{**usual, **problem.fixed})
         job, cluster = replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus)
         if violation := find_violation(job, cluster):
             rest = "" if find_common_violation(job, cluster) else f", with trainer={job.trainer}"

@@ -77,7 +77,8 @@ def run(request: PrintedPlan) -> int:
     problem = planned.problem
     show(planned)
     if request.file is not None:
-        rendered = render(replace(problem.job, layout=planned.best.layout), problem.cluster.gpus, request.file)
+        job = replace(problem.job, layout=planned.best.layout)
+        rendered = render(job, problem.cluster.gpus, request.file, request.model)
         written = path.with_name(rendered.name) if request.out else output_path(None, ".", rendered.name)
         try:
             written.write_text(rendered.text)

@@ -43,6 +43,7 @@ from workloads.layouts.layout import (
 from workloads.layouts.trainers import OWN, TRAINERS, find_trainer
 from workloads.models.hugging_face import UnsupportedModel, load_model
 from workloads.models.model import MODELS, Model
+from workloads.models.trained import load_trained_model
 from workloads.suggestions import hint
 
 MAX_GPUS = 2**20  # more than in any cluster; listing the degrees of larger numbers takes long
@@ -231,6 +232,12 @@ def build_problem(request: PlanRequest) -> Problem:
             name: value for name, value in read.items() if name in SEARCHED_FIELDS or value != getattr(usual, name)
         } | given
     trainer = request.trainer or (reading.trainer if reading else request.file or OWN)
+    if trainer == OWN:
+        try:
+            model = load_trained_model(request.model)
+        except UnsupportedModel as error:
+            reason = str(error).rstrip(".")
+            raise UserInputError(f"trainer=own: {reason}. Other trainers, such as trainer=megatron, plan it") from error
     for name in OF_EXPERTS if not model.experts else ():
         if (value := getattr(request, name)) is not None:
             raise UserInputError(f"{write_words({name: value})}: {request.model} has no experts")

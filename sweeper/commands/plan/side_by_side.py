@@ -87,7 +87,7 @@ def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[Planned | None
     job, cluster, estimate = problem.job, problem.cluster, best.estimate
     share, power_w = band.error_share, cluster.device.power_w
     left_gib = cluster.usable_gib - bound_gib(estimate.memory, job, cluster)
-    listed, missing = list_warnings(problem, best, request.model), band.known.missing(job, cluster)
+    listed, missing = list_warnings(problem, best), band.known.missing(job, cluster)
     warnings[request.hardware] = len(missing) + len(listed)
     return Planned(request.hardware, training, share, bool(missing)), [
         request.hardware,

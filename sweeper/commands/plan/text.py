@@ -18,12 +18,12 @@ from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import TrainingRun, explain_slower
 from workloads.estimator.search import Candidate, bound_gib, fills_memory, within_usable
 from workloads.estimator.step import step_seconds
+from workloads.formats.files import FORMATS, find_obstacle
 from workloads.formats.names import FileReading
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job, Layout, describe, layout_words, write_words
 from workloads.layouts.trainers import find_trainer
 from workloads.models.flops import model_flops_per_token
-from workloads.models.model import find_trained_name
 
 MISSING = "—"
 INDENT = " " * 10  # the width of the first column, which holds the first word of each line
@@ -284,8 +284,11 @@ def tail_lines(answer: Answer) -> list[str]:
     lines += [f"price     {price}"] if price else []
     if max_cost is not None and (training.cost or 0.0) / (1 - band.error_share) > max_cost:
         lines.append(f"max_cost  {max_cost:g} is met by the middle of the band, not by its slow end")
+    trainer = problem.job.trainer
+    if trainer in FORMATS and (reason := find_obstacle(problem.job, problem.given, trainer, answer.request.model)):
+        lines.append(f"file      none can be written for this plan: {reason}")
     lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/reference/planner-scoreboard.md)")
-    return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best, answer.request.model)]
+    return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best)]
 
 
 def describe_routing(job: Job, cluster: Cluster, layout: Layout) -> str:
@@ -302,8 +305,8 @@ def _has_short_parts(problem: Problem, layout: Layout) -> bool:
     return layout.cp > 1 and problem.job.sequence_length / layout.cp < USUAL_CONTEXT_TOKENS
 
 
-def list_warnings(problem: Problem, best: Candidate, model: str) -> list[str]:
-    """List the uncertainties in the estimate for a model's best layout."""
+def list_warnings(problem: Problem, best: Candidate) -> list[str]:
+    """List the uncertainties in the estimate for the best layout."""
     estimate, most_gib = best.estimate, bound_gib(best.estimate.memory, problem.job, problem.cluster)
     unfit = f"whether it fits: no layout's bound of memory does, and that of this one is {most_gib:.0f} GiB"
     stalls = "the rate: it fills memory, so its steps may stall (by 1 to 18% in measured runs)"
@@ -319,7 +322,4 @@ def list_warnings(problem: Problem, best: Candidate, model: str) -> list[str]:
     unsure += [rates] * (problem.calibration is not None) + [*estimate.not_modelled]
     if _has_short_parts(problem, best.layout):
         unsure.append(f"the rate: one measured run has fewer than {USUAL_CONTEXT_TOKENS:,} tokens on a context rank")
-    if problem.job.trainer == "own" and not find_trained_name(problem.job.model):
-        missing = f"workload=parallel does not train {model}, which conf/model does not have"
-        unsure.append(f"{missing}: the plan is of a trainer like it; trainer= names another one")
     return unsure

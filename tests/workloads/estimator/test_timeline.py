@@ -172,7 +172,7 @@ def test_the_slowest_rank_takes_the_seconds_of_the_estimate(is_gathered_again: b
 @pytest.mark.parametrize(("schedule", "microbatches"), [("dualpipev", 4), ("zero_bubble", 9)])
 def test_schedules_that_pytorch_does_not_fill_are_refused(schedule: Schedule, microbatches: int) -> None:
     layout = {"pp": 4, "dp_shard": 1, "stages_per_rank": 2, "schedule": schedule, "global_batch": microbatches}
-    work = job("llama3_70b", trainer="torchtitan", **layout)
+    work = job("llama3_70b", trainer="torchtitan", state="bf16", **layout)
     violation = find_violation(work, cluster(4))
     assert violation is not None and violation.reason.startswith(f"schedule {schedule} needs")
     fitting = replace(work, layout=replace(work.layout, global_batch=8))

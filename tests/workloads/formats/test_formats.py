@@ -205,7 +205,7 @@ def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
         ),
         ("torchtitan", {"sharding": "zero1"}, "torchtitan: sharding=zero1 cannot be written"),
         ("torchtitan", {"offload_optimizer": True}, "torchtitan: offload_optimizer=true cannot be written"),
-        ("torchtitan", {"sequence_parallel": False}, "torchtitan: sequence_parallel=false cannot be written"),
+        ("torchtitan", {"sequence_parallel": False}, "torchtitan: tp 2 of torchtitan divides the sequence"),
         ("torchtitan", {"dp_shard": 1, "dp_replicate": 4}, "torchtitan: dp_replicate without dp_shard or cp is DDP"),
         ("torchtitan", {"document_tokens": 512}, "torchtitan: document_tokens=512 cannot be written"),
         (
@@ -229,13 +229,13 @@ def example(trainer: str, model: Model = LLAMA, **values: object) -> Job:
             "megatron: the model's attention_gate=true cannot be",
         ),
         ("megatron", {"state": "amp"}, "megatron: state=amp cannot be written. Supported: fp32"),
-        ("megatron", {"checkpointing": "norm_act"}, "megatron: checkpointing=norm_act cannot be written for a dense"),
+        ("megatron", {"checkpointing": "norm_act"}, "megatron: checkpointing=norm_act is not of a dense model"),
         (
             "megatron",
             {"precision": "fp8_rowwise"},
             "megatron: precision=fp8_rowwise cannot be written. Supported: bf16",
         ),
-        ("primus", {"tp_overlap": "async", "sequence_parallel": False}, "primus: tp_overlap=async needs sequence_par"),
+        ("primus", {"tp_overlap": "async", "sequence_parallel": False}, "primus: tp 2 of primus divides the sequence"),
         (
             "megatron",
             {"pp": 4, "dp_shard": 1, "last_stage_less_layers": 2},

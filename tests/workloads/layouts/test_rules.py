@@ -1,6 +1,7 @@
 """Invalid jobs are refused with a reason that has their numbers."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,8 @@ def test_rules_of_one_trainer_have_the_numbers_of_its_source() -> None:
         described = replace(job(layout, model), sequence_length=length, trainer=trainer)
         violation = find_violation(described, cluster(8))
         assert violation is None if not reason else violation is not None and reason in violation.reason
-        assert find_violation(replace(described, trainer="megatron"), cluster(8)) is None
+        layout = replace(layout, sharding="none", dp_shard=1, dp_replicate=layout.dp)
+        assert find_violation(replace(described, trainer="megatron", layout=layout), cluster(8)) is None
 
 
 def test_what_is_not_modelled_of_a_trainer_is_not_called_missing() -> None:
@@ -94,7 +96,8 @@ def test_what_is_not_modelled_of_a_trainer_is_not_called_missing() -> None:
 
 def test_a_rule_that_differs_between_trainers_is_a_row_of_each() -> None:
     """Megatron's interleaved schedule needs rounds of as many micro-batches as ranks, PyTorch's equal rounds."""
-    interleaved = job(Layout(pp=4, schedule="interleaved", stages_per_rank=2, global_batch=6))
+    interleaved = job(Layout(pp=4, schedule="interleaved", stages_per_rank=2, global_batch=6, sharding="none"))
+    interleaved = replace(interleaved, state="bf16")
     violation = find_violation(replace(interleaved, trainer="megatron_lm"), cluster(4))
     assert violation is not None and "a multiple of 4 micro-batches, 6 is not" in violation.reason
     for trainer in ("own", "torchtitan", "nemo-automodel"):
@@ -104,10 +107,11 @@ def test_a_rule_that_differs_between_trainers_is_a_row_of_each() -> None:
     assert violation is not None and "a multiple of 2 micro-batches, 9 is not" in violation.reason
 
 
-@pytest.mark.parametrize(("trainer", "stages"), [("primus", 1), ("torchtitan", 2)])
-def test_zero_bubble_has_the_stages_that_its_trainer_gives_a_rank(trainer: str, stages: int) -> None:
+@pytest.mark.parametrize(("trainer", "sharding", "stages"), [("primus", "zero1", 1), ("torchtitan", "fsdp2", 2)])
+def test_zero_bubble_has_the_stages_that_its_trainer_gives_a_rank(trainer: str, sharding: Any, stages: int) -> None:
     for per_rank in (1, 2):
         layout = Layout(dp_shard=2, pp=4, schedule="zero_bubble", stages_per_rank=per_rank, global_batch=16)
+        layout = replace(layout, sharding=sharding)
         violation = find_violation(replace(job(layout), trainer=trainer), cluster(8))
         assert (violation is None) == (per_rank == stages)
 
