@@ -71,10 +71,8 @@ def list_families(
             kept, reshards = (tuple(dict.fromkeys(values)) for values in zip(*pairs, strict=True))
             if pairs[0] != (template.checkpointing, template.reshard_after_forward):
                 template = vary(template, checkpointing=kept[0], reshard_after_forward=reshards[0])
-            for layout in stages:
-                yield Family(
-                    vary(template, last_stage_less_layers=layout.last_stage_less_layers), shards, kept, reshards
-                )
+            for less in [layout.last_stage_less_layers for layout in stages]:
+                yield Family(vary(template, last_stage_less_layers=less), shards, kept, reshards)
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,8 @@ class Rule(NamedTuple):
     name: str
     check: Callable[[Job, Site], Iterator[str]]
     trainers: frozenset[str] | None = None  # the trainers that have the rule; None for all
-    # A search checks the rule for each value of checkpointing and resharding, which trade memory for time, once for
-    # each value of tp, cp, pp, schedule, and of whether weights are sharded: the rule reads no other degree or size.
-    # This does not include the resharding of unsharded weights, which a search sets in every layout.
+    # A search checks the rule for each value of checkpointing and resharding, which trade memory for time. This does
+    # not include the resharding of unsharded weights, which a search sets in every layout.
     is_tradable: bool = False
 
 
@@ -193,13 +192,9 @@ def _check_experts(job: Job, site: Site) -> Iterator[str]:
     divides = job.trainer in ONLY_OWN | TITAN or (_is_megatron(job) and layout.sharding not in ("none", "fsdp2"))
     if divides and sharing % ep:
         yield f"ep {ep} has to be a divisor of dp_shard x cp x tp = {sharing}"
-
-
-def _check_borrowed_experts(job: Job, site: Site) -> Iterator[str]:
-    """Check that prime-rl's expert parallelism spans all ranks of `cp` and some of `dp_shard`."""
-    ep, cp, shards = job.layout.ep, job.layout.cp, job.layout.dp_shard
-    if ep > 1 and (ep % cp or shards * cp % ep):
-        yield f"ep {ep} has to be a multiple of cp {cp} and a divisor of dp_shard x cp = {shards * cp}"
+    spans_cp = find_trainer(job.trainer).name == "prime-rl"  # experts span all ranks of `cp` and some of `dp_shard`
+    if spans_cp and ep > 1 and (ep % layout.cp or sharing // layout.tp % ep):
+        yield f"ep {ep} has to be a multiple of cp {layout.cp} and a divisor of dp_shard x cp = {sharing // layout.tp}"
 
 
 def _check_positions(job: Job, site: Site) -> Iterator[str]:
@@ -425,7 +420,6 @@ def _check_own_model(job: Job, site: Site) -> Iterator[str]:
         yield f"{schedule} splits the backward pass, which grouped products do not support"
 
 
-EXPERTS = "ep divides the experts"
 ONLY_OWN = frozenset({OWN})
 TITAN = frozenset({"torchtitan"})
 MEGATRON = frozenset(name for name, trainer in TRAINERS.items() if trainer.core == "megatron")
@@ -438,8 +432,7 @@ RULES = (
     Rule("stages and schedule agree", _check_stages),
     Rule("each stage has a layer", _check_less_layers),
     Rule("micro-batches fill the pipeline", _check_microbatches),
-    Rule(EXPERTS, _check_experts),
-    Rule(EXPERTS, _check_borrowed_experts, frozenset({"prime-rl"})),
+    Rule("ep divides the experts", _check_experts),
     Rule("positions cover the sequence", _check_positions),
     Rule("tp divides the sequence", _check_divided_sequence, ONLY_OWN | TITAN | MEGATRON),
     Rule("replicas are alone", _check_titan_replicas, TITAN),

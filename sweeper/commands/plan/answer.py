@@ -1,6 +1,7 @@
 """Answer a planning request: the fastest layouts, the effect of doubling quantities, and the cost of a training run."""
 
 import math
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -182,6 +183,8 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
     @cache  # each call runs a search
     def reaches(gpus: int) -> bool:
         nonlocal reason
+        if sys.stderr.isatty():
+            print(f"searching {gpus:,} x {problem.cluster.device.name}", file=sys.stderr)
         try:
             rate = tokens_of_a_day(search(problem.on(gpus), keep=1).best[0].estimate)
             rates[gpus] = rate * (1 - reliability.lost_share(gpus))

@@ -91,6 +91,15 @@ def test_a_rate_beyond_the_peak_of_all_gpus_is_refused_without_a_search(monkeypa
         find_problem(read_request(words))
 
 
+def test_a_search_for_a_number_of_gpus_shows_its_progress_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda is_terminal=is_terminal: is_terminal)
+        find_problem(read_request(["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", "tokens_per_day=1e9"]))
+        assert ("searching 8 x h100" in capsys.readouterr().err) == is_terminal
+
+
 def test_a_rate_near_the_peak_is_reached_by_fewer_gpus_where_a_given_degree_excludes_the_most() -> None:
     words = ["model=llama3_8b", "hardware=h100", "dp_shard=96", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
     assert find_problem(read_request([*words, "tokens_per_day=4e13"]))[0].cluster.gpus == 49_152
