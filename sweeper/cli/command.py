@@ -18,6 +18,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_origin
 
@@ -143,9 +144,9 @@ class Subcommand:
         return " ".join(filter(None, parts))
 
     def describe(self, verb: str) -> dict[str, str]:
-        """Return the meaning of each argument of a verb."""
+        """Return the meaning of each argument of a verb, and of adjacent arguments that share it."""
         keys = [key for key in keys_of(self.verbs[verb][0]) if "word" not in key.bounds or key.meaning]
-        return {_name_of(key): _describe_key(key) for key in keys}
+        return {" ".join(map(_name_of, same)): meaning for meaning, same in groupby(keys, _describe_key)}
 
     def render_help(self) -> str:
         """Return the help page for all verbs, wrapped to the terminal's width."""

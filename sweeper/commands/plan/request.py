@@ -85,8 +85,8 @@ class PlanRequest:
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
         stages_per_rank: number of pipeline stages per GPU.
         schedule: execution order of the pipeline stages.
-        first_stage_less_layers: how many layers fewer than the other stages the first stage has; negative for more.
-        last_stage_less_layers: how many layers fewer than the other stages the last stage has; negative for more.
+        first_stage_less_layers, last_stage_less_layers: how many layers fewer than the other stages the first or the
+            last stage has; negative for more.
         micro_batch: number of sequences that a GPU processes at once.
         sharding: states that dp_shard divides among GPUs.
         reshard_after_forward: gather weights again for the backward pass.
