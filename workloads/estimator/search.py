@@ -30,11 +30,6 @@ def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
     return memory.total_gib > cluster.usable_gib
 
 
-def within_usable(memory: StageMemory, cluster: Cluster) -> StageMemory:
-    """Limit the reserved memory to the available memory. The allocator releases the rest (see `fills_memory`)."""
-    return replace(memory, reserved=min(memory.reserved, max(0.0, cluster.usable_gib - memory.needed_gib)))
-
-
 @dataclass(frozen=True)
 class Candidate:
     layout: Layout

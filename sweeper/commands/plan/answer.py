@@ -10,7 +10,7 @@ from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
-from workloads.estimator.estimate import JobEstimate, find_band
+from workloads.estimator.estimate import JobEstimate, StageMemory, find_band
 from workloads.estimator.questions import Reliability, TrainingRun, alternatives, training_run
 from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
@@ -227,6 +227,12 @@ def scale(problem: Problem) -> dict[int, Candidate]:
         with suppress(UserInputError):
             candidates[gpus] = search(replace(problem, fixed=free).on(gpus), keep=1).best[0]
     return candidates
+
+
+def memory_parts(memory: StageMemory, problem: Problem) -> dict[str, float]:
+    """Return the parts of a GPU's memory that add up to its bound. They exclude reserved memory, which is to spare."""
+    parts = {name: gib for name, gib in vars(memory).items() if name != "reserved"}
+    return parts | {"error_band": bound_gib(memory, problem.job, problem.cluster) - memory.needed_gib}
 
 
 def tokens_of_a_day(estimate: JobEstimate) -> float:

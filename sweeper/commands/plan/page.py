@@ -7,7 +7,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from sweeper.commands.plan.answer import Answer, tokens_of_a_day
+from sweeper.commands.plan.answer import Answer, memory_parts, tokens_of_a_day
 from sweeper.commands.plan.text import differences_table, headline, layouts_table, list_sections, show_range
 from sweeper.common.format import round_to_band
 from sweeper.pages import html_page
@@ -15,7 +15,7 @@ from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_p
 from sweeper.pages.html_page import Chart, Table
 from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import build_timeline
-from workloads.estimator.search import Candidate, bound_gib, within_usable
+from workloads.estimator.search import Candidate, bound_gib
 from workloads.estimator.step import rank_seconds
 from workloads.layouts.layout import describe
 
@@ -67,7 +67,7 @@ def _draw_memory(answer: Answer) -> Chart:
     for rank, name in ({stages.index(answer.best.estimate.memory): "fullest"} | ranks).items():
         needed_gib = bound_gib(stages[rank], problem.job, problem.cluster)
         text = f"{name} pipeline rank ({rank}): up to {needed_gib:.0f} of {most_gib:.0f} GiB usable"
-        bars[text] = vars(within_usable(stages[rank], problem.cluster))
+        bars[text] = memory_parts(stages[rank], problem)
     error_share = find_band(problem.job, problem.cluster, "memory").error_share
     chart = draw_bars("Where the memory goes", bars, COLORS_OF["memory"], "GiB", error_share)
     chart.figures[0].add_vline(x=most_gib, line={"color": GRAY, "width": 2})

@@ -19,20 +19,21 @@ HEADING = ["hardware", "GPUs", "tokens/s per GPU", "days", "GPU-hours", "cost", 
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned run on one GPU model, half the width of its error band, and whether it is far from any measured run."""
+    """A planned run on one GPU model, and half the width of its error band."""
 
     name: str
     training: TrainingRun
     share: float
-    is_far: bool
+    is_far: bool  # from any measured run
+    may_not_fit: bool  # only the estimate of its memory fits, its bound does not
 
 
 def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], list[str]]:
     """Return a row for each GPU model, and lines with prices, open questions and numbers of warnings.
 
-    Rows are ordered by cost, or by GPU-hours if a price is unknown. Energy is that of the GPUs at their power caps; it
-    excludes the rest of the machine. If a GPU model cannot run the request, its row gives the reason. Raises
-    UserInputError with all reasons if no GPU model can run the request.
+    Rows are ordered by cost, or by GPU-hours if a price is unknown; GPUs on which the run may not fit follow. Energy is
+    that of the GPUs at their power caps; it excludes the rest of the machine. If a GPU model cannot run the request,
+    its row gives the reason. Raises UserInputError with all reasons if no GPU model can run the request.
     """
     warnings: dict[str, int] = {}
     rows = [_row(replace(request, hardware=name), warnings) for name in names]
@@ -44,7 +45,8 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     def order(planned: Planned | None) -> float:
         return math.inf if planned is None else (has_costs and planned.training.cost) or planned.training.gpu_hours
 
-    ordered = [row for _, row in sorted(rows, key=lambda row: order(row[0]))]
+    rows.sort(key=lambda row: (row[0] is None, row[0] is not None and row[0].may_not_fit, order(row[0])))
+    ordered = [row for _, row in rows]
     prices = {name: replace(request, hardware=name).price[1] for name, *_ in ordered if name in warnings}
     lines = [f"price     {name}: {price}" for name, price in prices.items() if price]
     lines += list_open(request, [(order(one), one) for one in sorted(planned, key=order)])
@@ -62,11 +64,18 @@ def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> lis
     if alike:
         lines.append(f"order     open between {', '.join(alike)}: their bands overlap")
     runs = [(one.name, one.training, one.share) for one in planned]
-    days = [(f"{name} {show_range(run.days, share)}", run.days / (1 - share)) for name, run, share in runs]
-    costs = [(f"{name} {show_cost(run, share)}", (run.cost or 0.0) / (1 - share)) for name, run, share in runs]
+    days = [
+        (f"{name} {show_range(run.days, share, request.days)}", run.days / (1 - share)) for name, run, share in runs
+    ]
+    costs = [
+        (f"{name} {show_cost(run, share, request.max_cost)}", (run.cost or 0.0) / (1 - share))
+        for name, run, share in runs
+    ]
     for key, limit, ends in (("days", request.days, days), ("max_cost", request.max_cost, costs)):
         if over := ", ".join(text for text, end in ends if end > (limit or math.inf)):
             lines.append(f"{key:10}{limit:g} is met by the middle of the band, not by its slow end: {over}")
+    if unfit := [one.name for one in planned if one.may_not_fit]:
+        lines.append(f"memory    it may not fit on {', '.join(unfit)}; GPUs on which it fits come first")
     if far := [one.name for one in planned if one.is_far]:
         lines.append(f"far       {', '.join(far)}: far from any measured run")
     if unpriced := [one.name for one in planned if one.training.cost is None]:
@@ -89,13 +98,13 @@ def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[Planned | None
     left_gib = cluster.usable_gib - bound_gib(estimate.memory, job, cluster)
     listed, missing = list_warnings(problem, best), band.known.missing(job, cluster)
     warnings[request.hardware] = len(missing) + len(listed)
-    return Planned(request.hardware, training, share, bool(missing)), [
+    return Planned(request.hardware, training, share, bool(missing), left_gib < 0), [
         request.hardware,
         f"{estimate.gpus:,}",
         show_range(estimate.tokens_per_s_per_gpu, share, is_rate=True),
-        show_range(training.days, share),
+        show_range(training.days, share, request.days),
         round_to_band(training.gpu_hours, share),
-        show_cost(training, share),
+        show_cost(training, share, request.max_cost),
         MISSING if power_w is None else round_to_band(training.gpu_hours * power_w / 1e6, share),
         f"{left_gib:.0f}",
         f"by {job.trainer}, {job.precision}, {job.layout.global_batch:,} x {job.sequence_length:,} tokens a step",

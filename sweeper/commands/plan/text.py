@@ -1,5 +1,6 @@
 """Print a plan as lines and tables: the best layout, its time and memory by part, and possible improvements."""
 
+import math
 import re
 import textwrap
 from contextlib import suppress
@@ -9,14 +10,14 @@ from typing import Any
 
 from rich.console import Console
 
-from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, tokens_of_a_day
+from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, memory_parts, tokens_of_a_day
 from sweeper.commands.plan.request import OF_EXPERTS, TOKENS_PER_STEP, PlanRequest, Problem, build_problem
 from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import TrainingRun, explain_slower
-from workloads.estimator.search import Candidate, bound_gib, fills_memory, within_usable
+from workloads.estimator.search import Candidate, bound_gib, fills_memory
 from workloads.estimator.step import step_seconds
 from workloads.formats.files import FORMATS, find_obstacle
 from workloads.formats.names import FileReading
@@ -89,10 +90,11 @@ def headline(answer: Answer) -> str:
     unfit = f" if it fits: it may need {most_gib:.0f} of {usable:.0f} GiB" * (most_gib > usable)
     cost = ", no price is known"
     if training.cost is not None:
-        cost = f" and cost {show_cost(training, share)} at {answer.request.price[1].partition(':')[0]}"
+        price = answer.request.price[1].partition(":")[0]
+        cost = f" and cost {show_cost(training, share, answer.request.max_cost)} at {price}"
     return (
         f"{far}{answer.request.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s{unfit}; "
-        f"{show_tokens(training.tokens)} tokens take {show_range(training.days, share)} days or "
+        f"{show_tokens(training.tokens)} tokens take {show_range(training.days, share, answer.request.days)} days or "
         f"{show_range(training.gpu_hours, share)} GPU-hours{cost}"
     )
 
@@ -103,15 +105,16 @@ def show_tokens(count: float) -> str:
     return f"{count / scale:g} {name}"
 
 
-def show_range(value: float, share: float, *, is_rate: bool = False) -> str:
-    """Format a rate, or a quantity proportional to time, with the range of its error band, as in `6.4 (4 to 16)`."""
+def show_range(value: float, share: float, limit: float | None = None, *, is_rate: bool = False) -> str:
+    """Format a rate, or a quantity proportional to time, with the range of its error band, as in `6.4 (4 to 16)`. All
+    three are on the same side of a `limit` as without rounding."""
     low, high = (1 - share, 1 + share) if is_rate else (1 / (1 + share), 1 / (1 - share))
-    expected, least, most = (round_to_band(value * factor, share) for factor in (1, low, high))
+    expected, least, most = (round_to_band(value * factor, share, limit or math.nan) for factor in (1, low, high))
     return f"{expected} ({least} to {most})"
 
 
-def show_cost(training: TrainingRun, share: float) -> str:
-    return MISSING if training.cost is None else show_range(training.cost, share)
+def show_cost(training: TrainingRun, share: float, limit: float | None) -> str:
+    return MISSING if training.cost is None else show_range(training.cost, share, limit)
 
 
 def head_lines(answer: Answer) -> list[str]:
@@ -150,16 +153,19 @@ def head_lines(answer: Answer) -> list[str]:
     given = {name: value for name, value in problem.given.items() if of_file is None or value != getattr(of_file, name)}
     lines += [f"given     {write_words(dict(sorted(given.items())))}"] if given else []
     if answer.rates:
-        rates = {gpus: round_to_band(rate / 1e9, error_share) for gpus, rate in answer.rates.items()}
-        *fewer, last = rates
+        *fewer, last = answer.rates
         too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
         if at_least := answer.request.gpus:
             too_few += f"; gpus={at_least:,} is the fewest that were tried"
-        slow = round_to_band(answer.rates[last] * (1 - error_share) / 1e9, error_share)
-        by_band = f"by the middle of the band, {slow}B at its slow end"
-        lines.append(f"reached   by {last:,} GPUs {rates[last]}B tokens a day {by_band}{too_few}")
+        wanted, ends = (answer.request.daily_tokens or 0.0) / 1e9, (1, 1 - error_share)
+        rate, slow = (round_to_band(answer.rates[last] * end / 1e9, error_share, wanted) for end in ends)
+        failures = ", failures included," * (answer.request.days is not None)
+        by_band = f"{failures} by the middle of the band, {slow}B at its slow end"
+        lines.append(f"reached   by {last:,} GPUs {rate}B tokens a day{by_band}{too_few}")
     estimate = answer.best.estimate
-    step_s, memory = estimate.step.total_s, within_usable(estimate.memory, cluster)
+    step_s, memory = estimate.step.total_s, estimate.memory
+    # The allocator releases what it reserves beyond the usable memory (see `fills_memory`).
+    reserved_gib = max(memory.needed_gib, min(memory.total_gib, cluster.usable_gib)) - memory.runtime
     mfu = MISSING if estimate.mfu is None else f"{100 * estimate.mfu:.0f}%"
     return [
         *lines,
@@ -168,7 +174,7 @@ def head_lines(answer: Answer) -> list[str]:
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)}B tokens a day",
         f"{INDENT}memory needs up to {bound_gib(memory, job, cluster):.0f} of {cluster.usable_gib:.0f} usable GiB; the "
-        f"framework reports {memory.allocated_gib:.0f} allocated, {memory.reserved_gib:.0f} reserved, partly to spare",
+        f"framework reports {memory.allocated_gib:.0f} allocated, {reserved_gib:.0f} reserved, partly to spare",
     ]
 
 
@@ -202,16 +208,16 @@ def file_lines(problem: Problem, reading: FileReading) -> list[str]:
 def parts_table(answer: Answer) -> Rows:
     """Return a table of the best layout's step time and memory by part, side by side."""
     step = answer.best.estimate.step
-    memory = within_usable(answer.best.estimate.memory, answer.problem.cluster)
     times, sizes = (
-        sorted(((name, value) for name, value in vars(parts).items() if value > 0), key=lambda pair: -pair[1])
-        for parts in (step, memory)
+        sorted(((name, value) for name, value in parts.items() if value > 0), key=lambda pair: -pair[1])
+        for parts in (vars(step), memory_parts(answer.best.estimate.memory, answer.problem))
     )
     left = [
         [name, round_to_band(1e3 * seconds, answer.error_share), f"{100 * seconds / step.total_s:.0f}"]
         for name, seconds in times
     ]
     right = [[name, f"{gib:.1f}"] for name, gib in sizes]
+    right.append(["at most", f"{sum(gib for _, gib in sizes):.1f}"])
     rows = [[*(time or ["", "", ""]), *(size or ["", ""])] for time, size in zip_longest(left, right)]
     return ["step", "ms", "%", "memory of a GPU", "GiB"], rows
 

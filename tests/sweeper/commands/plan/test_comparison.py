@@ -65,10 +65,25 @@ def test_the_ranges_are_those_of_the_band_of_rates() -> None:
     assert (show_range(100.0, 0.5, is_rate=True), show_range(100.0, 0.5)) == ("100 (50 to 150)", "100 (67 to 200)")
 
 
+@pytest.mark.parametrize("days", [30.04, 29.96, 146.2, 147.4])
+def test_a_figure_is_shown_on_the_side_of_its_limit_on_which_it_is_judged(days: float) -> None:
+    for limit in (30.0, 147.0, days / 0.9 + 0.001):  # the last is near the slow end
+        figures = map(float, re.findall(r"[0-9.]+", show_range(days, 0.1, limit)))
+        for shown, exact in zip(figures, (days, days / 1.1, days / 0.9), strict=True):
+            assert (shown <= limit) == (exact <= limit), (shown, exact, limit)
+
+
+def test_a_gpu_on_which_a_run_may_not_fit_follows_those_on_which_it_fits() -> None:
+    words = ["model=qwen3_30b_a3b", "hardware=h100,h20", "gpus=8", "trainer=megatron", "tp=2", "cp=1"]
+    rows, lines = compare_hardware(read_request([*words, "price_per_hour=2"]), ["h100", "h20"])
+    assert [(row[0], float(row[7]) < 0) for row in rows] == [("h20", False), ("h100", True)]
+    assert "memory    it may not fit on h100; GPUs on which it fits come first" in lines
+
+
 def test_the_order_is_open_too_where_a_wide_band_overlaps_one_beyond_its_neighbor() -> None:
     request = read_request(["model=llama3_8b", "hardware=h100,h200,b200", "gpus=8", "trainer=own"])
     plans = [
-        (cost, Planned(name, TrainingRun(1.0, cost / 24, cost, cost, 0.0, 0.0), share, is_far=False))
+        (cost, Planned(name, TrainingRun(1.0, cost / 24, cost, cost, 0.0, 0.0), share, is_far=False, may_not_fit=False))
         for name, cost, share in (("h100", 100.0, 0.1), ("h200", 125.0, 0.1), ("b200", 170.0, 0.57))
     ]
     (line,) = list_open(request, plans)

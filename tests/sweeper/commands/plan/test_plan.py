@@ -13,7 +13,7 @@ from sweeper.commands.plan.answer import answer, search, tokens_of_a_day
 from sweeper.commands.plan.main import COMMAND, main
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
 from sweeper.commands.plan.side_by_side import compare_hardware
-from sweeper.commands.plan.text import head_lines, layouts_table, tail_lines
+from sweeper.commands.plan.text import head_lines, layouts_table, parts_table, tail_lines
 from sweeper.common.format import round_to_band
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.corrections import Correction, Place, keep
@@ -484,6 +484,16 @@ def test_one_bound_decides_what_is_recommended_what_fits_and_what_is_left() -> N
     small = read_request(["model=qwen3_30b_a3b", "hardware=h100", "gpus=8", "trainer=megatron", "tp=2", "cp=1"])
     marked = [compare_hardware(small, ["h100"])[0][0], layouts_table(answer(small))[1][0]]  # only its estimate fits
     assert all("(may not fit)" in row[-1] for row in marked) and float(marked[0][7]) < 0
+
+
+def test_the_parts_of_the_memory_add_up_to_the_bound() -> None:
+    planned = answer(read_request(["model=llama3_8b", "hardware=b200", "gpus=8"]))
+    _, rows = parts_table(planned)
+    *parts, (name, total) = [(row[3], float(row[4])) for row in rows if row[3]]
+    assert name == "at most" and sum(gib for _, gib in parts) == pytest.approx(total, abs=0.05 * len(parts))
+    bound = bound_gib(planned.best.estimate.memory, planned.problem.job, planned.problem.cluster)
+    assert total == pytest.approx(bound, abs=0.05)
+    assert "error_band" in dict(parts) and "reserved" not in dict(parts)
 
 
 def test_a_file_for_a_trainer_is_planned_as_that_trainer_runs_it() -> None:
