@@ -1,7 +1,7 @@
 """Build the planner's model of devices: catalog GPUs connected by a topology, and the devices of a trial."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
@@ -127,6 +127,19 @@ def default_topology(hardware: Hardware) -> Topology:
         link_gb_s=link_gb_s,
         network_gb_s=NETWORK_GB_S,
     )
+
+
+def list_mismatches(cluster: Cluster) -> Iterator[str]:
+    """Yield what the cluster's topology has that its GPU has not: larger domains, faster links or another wiring. Any
+    GPU can communicate through the CPUs."""
+    given, hardware = cluster.topology, catalogue()[cluster.device.name]
+    own, most_gb_s = default_topology(hardware), hardware.link_gb_s or MAX_HOST_GB_S
+    if given.gpus_per_domain > own.gpus_per_domain:
+        yield f"{given.name} has domains of {given.gpus_per_domain} GPUs, {hardware.name} of {own.gpus_per_domain}"
+    if given.link_gb_s > most_gb_s:
+        yield f"{given.name} has {given.link_gb_s:g} GB/s for each GPU, {hardware.name} at most {most_gb_s:g}"
+    if given.wiring not in (own.wiring, "host"):
+        yield f"{given.name} has wiring {given.wiring}, {hardware.name} has wiring {own.wiring}"
 
 
 def build_device(hardware: Hardware) -> Device:

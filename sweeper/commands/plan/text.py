@@ -14,6 +14,7 @@ from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, memory_parts, toke
 from sweeper.commands.plan.request import OF_EXPERTS, TOKENS_PER_STEP, PlanRequest, Problem, build_problem
 from sweeper.common.format import count, round_to_band
 from sweeper.pages.terminal import draw, open_console
+from sweeper.preflight.clusters import list_mismatches
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import TrainingRun, explain_slower
@@ -326,6 +327,7 @@ def list_warnings(problem: Problem, best: Candidate) -> list[str]:
         )
     rates = "the band is that of estimates with the tables' rates, not with rates measured here"
     unsure += [rates] * (problem.calibration is not None) + [*estimate.not_modelled]
+    unsure += [f"the links: {line}" for line in list_mismatches(problem.cluster)]
     if _has_short_parts(problem, best.layout):
         unsure.append(f"the rate: one measured run has fewer than {USUAL_CONTEXT_TOKENS:,} tokens on a context rank")
     return unsure

@@ -15,7 +15,7 @@ from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, defaul
 from sweeper.commands.plan.side_by_side import compare_hardware
 from sweeper.commands.plan.text import head_lines, layouts_table, parts_table, tail_lines
 from sweeper.common.format import round_to_band
-from sweeper.preflight.clusters import build_cluster
+from sweeper.preflight.clusters import build_cluster, list_mismatches
 from sweeper.preflight.corrections import Correction, Place, keep
 from tests.conftest import run_in_process
 from tests.support.planner import flatten
@@ -484,6 +484,24 @@ def test_one_bound_decides_what_is_recommended_what_fits_and_what_is_left() -> N
     small = read_request(["model=qwen3_30b_a3b", "hardware=h100", "gpus=8", "trainer=megatron", "tp=2", "cp=1"])
     marked = [compare_hardware(small, ["h100"])[0][0], layouts_table(answer(small))[1][0]]  # only its estimate fits
     assert all("(may not fit)" in row[-1] for row in marked) and float(marked[0][7]) < 0
+
+
+@pytest.mark.parametrize(
+    ("hardware", "topology", "said"),
+    [
+        ("h100", "gb200_nvl72", ["has domains of 72 GPUs, h100 of 8", "has 900 GB/s for each GPU, h100 at most 450"]),
+        ("b200", "gb200_nvl72", ["gb200_nvl72 has domains of 72 GPUs, b200 of 8"]),
+        ("h100", "mi300x_8", ["mi300x_8 has wiring pairs, h100 has wiring switch"]),
+        ("l40s", "dgx_h100", ["450 GB/s for each GPU, l40s at most 64", "wiring switch, l40s has wiring host"]),
+        ("h200", "dgx_h100", []),
+        ("h100", "pcie5_8", []),
+        ("gb200", None, []),
+        ("mi300x", None, []),
+    ],
+)
+def test_a_topology_that_the_gpu_lacks_is_questioned(hardware: str, topology: str | None, said: list[str]) -> None:
+    lines = list(list_mismatches(build_cluster(hardware, topology, 8)))
+    assert len(lines) == len(said) and all(part in line for part, line in zip(said, lines, strict=True))
 
 
 def test_the_parts_of_the_memory_add_up_to_the_bound() -> None:
