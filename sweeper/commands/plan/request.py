@@ -49,6 +49,7 @@ from workloads.suggestions import hint
 MAX_GPUS = 2**20  # more than in any cluster; listing the degrees of larger numbers takes long
 MAX_SEQUENCES = 2**30
 OF_EXPERTS = ("dispatcher", "expert_overlap", "expert_imbalance")
+OTHER = "megatron"  # the default trainer of models that `workload=parallel` does not train
 OWN_WORKLOAD = "parallel"  # the workload with which sweeps measure this project's trainer
 COMMAND_WORKLOAD = "command"  # the workload with which sweeps measure other trainers by name
 TOKENS_PER_STEP = 4_194_304  # in the default global batch, as in Llama 3's first stage
@@ -73,7 +74,8 @@ class PlanRequest:
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 GPUs with the GPU's own links.
         network_gb_s: bandwidth from one GPU to other nodes, in each direction; by default from the topology.
         calibration: rates from `sweeper calibrate`: a file, a folder, or none; by default ./calibration if it exists.
-        trainer: trainer whose rules, memory and efficiency apply; by default from `layout`, else `file`, else own.
+        trainer: trainer whose rules, memory and efficiency apply; by default from `layout`, else `file`, else own, or
+            megatron for a model that workload=parallel does not train.
         sequence_length: tokens per sequence; by default from the file `layout`, else 8192.
         global_batch: sequences per step; by default 4M tokens, rounded up to a multiple of the number of GPUs.
         precision: dtype or recipe of the GEMMs; by default from the file `layout`, else bf16.
@@ -231,13 +233,15 @@ def build_problem(request: PlanRequest) -> Problem:
         given = {
             name: value for name, value in read.items() if name in SEARCHED_FIELDS or value != getattr(usual, name)
         } | given
-    trainer = request.trainer or (reading.trainer if reading else request.file or OWN)
-    if trainer == OWN:
+    trainer = request.trainer or (reading.trainer if reading else request.file or "")
+    if trainer in ("", OWN):
         try:
-            model = load_trained_model(request.model)
+            model, trainer = load_trained_model(request.model), OWN
         except UnsupportedModel as error:
-            reason = str(error).rstrip(".")
-            raise UserInputError(f"trainer=own: {reason}. Other trainers, such as trainer=megatron, plan it") from error
+            if trainer:
+                reason = str(error).rstrip(".")
+                raise UserInputError(f"trainer=own: {reason}. Others, such as trainer={OTHER}, plan it") from error
+            trainer = OTHER
     for name in OF_EXPERTS if not model.experts else ():
         if (value := getattr(request, name)) is not None:
             raise UserInputError(f"{write_words({name: value})}: {request.model} has no experts")
