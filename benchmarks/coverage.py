@@ -1,4 +1,4 @@
-"""Measure the coverage of the 95% intervals of step times, and how often finals and `report baseline` err.
+"""Measure the coverage of the 95% intervals of step times, and how often finals and `report compare` err.
 
     python -m benchmarks.coverage [--simulations 1000] [--seed 0]
 
@@ -139,13 +139,11 @@ def _measure_sweep(case: BaselineCase, speed: float, random: np.random.Generator
 
 
 def print_baselines(simulations: int, seed: int) -> None:
-    """Print the exit codes of `report baseline` for equally fast and for slower sweeps."""
+    """Print the exit codes of `report compare` for equally fast and for slower sweeps."""
     losses = (0.0, 0.03, 0.05, 0.10)
     codes = {code: [verdict for verdict in EXIT_CODES if EXIT_CODES[verdict] == code] for code in EXIT_CODES.values()}
     legend = ", ".join(f"{code} {' or '.join(verdicts)}" for code, verdicts in codes.items())
-    print(
-        f"\n## `report baseline`\n\nPercent of comparisons with exit codes 0 / 1 / 3 ({legend}), default threshold 2%"
-    )
+    print(f"\n## `report compare`\n\nPercent of comparisons with exit codes 0 / 1 / 3 ({legend}), default threshold 2%")
     print("and 2% assumed between runs, by how much slower the second sweep really is.\n")
     print(f"| both sweeps | {' | '.join(f'{loss:.0%}' if loss else 'equal' for loss in losses)} |")
     print(f"|---|{'---:|' * len(losses)}")

@@ -10,13 +10,13 @@ from workloads.api.errors import UserInputError
 from workloads.suggestions import suggest
 
 
-def find_latest_sweep(stored: Stored, baseline: str) -> str:
-    """Return the latest other sweep of `baseline`'s workload. Raises UserInputError if there is none."""
-    is_baseline = stored.sweeps["run"] == baseline
-    workloads = set(stored.sweeps.loc[is_baseline, "tag.workload"]) if is_baseline.any() else set[str]()
-    others = stored.sweeps[~is_baseline & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
+def find_latest_sweep(stored: Stored, first: str) -> str:
+    """Return the latest other sweep of the first sweep's workload. Raises UserInputError if there is none."""
+    is_first = stored.sweeps["run"] == first
+    workloads = set(stored.sweeps.loc[is_first, "tag.workload"]) if is_first.any() else set[str]()
+    others = stored.sweeps[~is_first & stored.sweeps["tag.workload"].isin(workloads)] if workloads else stored.sweeps
     if not len(others):
-        raise UserInputError(f"baseline {baseline}: there is no other sweep of its workload to compare with")
+        raise UserInputError(f"{first}: there is no other sweep of its workload to compare with")
     return str(others.sort_values("start")["run"].iloc[-1])
 
 

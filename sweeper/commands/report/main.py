@@ -3,7 +3,7 @@
     python -m sweeper report
     python -m sweeper report sweep=NAME format=markdown
     python -m sweeper report compare monday tuesday
-    python -m sweeper report baseline monday
+    python -m sweeper report compare monday
     python -m sweeper report leaderboard type=bf16
 
 Without a verb, the report lists the sweeps and the best result of each device for each kind of work, with charts. The
@@ -11,14 +11,12 @@ results come from the MLflow store in `dir` or at `tracking.uri`. HTML is writte
 file that opens offline. png writes an image, report_….png, for each kind of work (nine panels for training, the speed
 for other work) and for each Pareto front. The other formats go to standard output.
 
-`compare` compares two sweeps on the work that they have in common: point by point at parameters that both measured, and
-by best results. The verdict on B is faster, not slower, slower or inconclusive.
-
-`baseline` compares the latest sweep (or SWEEP) with an earlier sweep in the same way. Exit codes: 0 for faster or not
-slower (a loss of 1.5 times the threshold is ruled out), 1 for slower by more than the threshold and run-to-run
-variance, 2 for nothing to compare, 3 for inconclusive (prints the number of runs needed). A single run does not show
-run-to-run variance. With the assumed between_runs=0.02, a loss of up to 9% is inconclusive, and comparing two equal
-sweeps usually exits with 3. `python -m sweeper history` measures the run-to-run variance and compares several runs.
+`compare` compares sweep B, by default the latest, with an earlier sweep A on the work that they have in common: point
+by point at parameters that both measured, and by best results. Exit codes: 0 for faster or not slower (a loss of 1.5
+times the threshold is ruled out), 1 for slower by more than the threshold and run-to-run variance, 2 for nothing to
+compare, 3 for inconclusive (prints the number of runs needed). A single run does not show run-to-run variance. With the
+assumed between_runs=0.02, a loss of up to 9% is inconclusive, and comparing two equal sweeps usually exits with 3.
+`python -m sweeper history` measures the run-to-run variance and compares several runs.
 
 `leaderboard` shows the highest matmul rates measured here (workload=matmul stores them in
 DIR/sweeps/matmul_ceilings.json) next to published rates. Rates that use different statistics are not comparable.
@@ -40,7 +38,6 @@ from workloads.suggestions import suggest
 
 if TYPE_CHECKING:
     from sweeper.results.mlflow_results import Stored
-    from sweeper.results.runs import Verdict
 
 
 @dataclass(frozen=True)
@@ -82,32 +79,18 @@ class ReportRequest(ResultsRequest):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonRequest(ResultsRequest):
-    """The tolerances for comparing two sweeps.
+class CompareRequest(ResultsRequest):
+    """The sweeps to compare, the earlier sweep first.
 
     Attributes:
         threshold: tolerated loss, as a fraction or in percent.
         between_runs: standard deviation between identical runs, as a fraction or in percent.
     """
 
+    first: str = command.word("A")
+    second: str | None = command.word("B", None)
     threshold: float = 0.02
     between_runs: float = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareRequest(ComparisonRequest):
-    """The sweeps to compare."""
-
-    first: str = command.word("A")
-    second: str = command.word("B")
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaselineRequest(ComparisonRequest):
-    """The sweep to compare with an earlier sweep."""
-
-    baseline: str = command.word("BASELINE")
-    sweep: str | None = command.word("SWEEP", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,37 +114,24 @@ def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
 
 
 def compare_sweeps(request: CompareRequest) -> int:
-    """Print the comparison of two sweeps and return the exit code."""
-    _print_comparison(request, request.first, request.second)
-    return 0
+    """Print the comparison and return the exit code of its verdict. Raises UserInputError if nothing is comparable."""
+    from sweeper.results.runs import EXIT_CODES, Gate, Verdict
 
-
-def compare_with_baseline(request: BaselineRequest) -> int:
-    """Compare a sweep with an earlier one and return the exit code. Raises UserInputError if nothing is comparable."""
-    from sweeper.results.runs import EXIT_CODES
-
-    second, verdict = _print_comparison(request, request.baseline, request.sweep)
-    if verdict is None:
-        raise UserInputError(f"baseline {request.baseline}: {second} has no comparable result")
-    return EXIT_CODES[verdict]
-
-
-def _print_comparison(request: ComparisonRequest, first: str, second: str | None) -> tuple[str, Verdict | None]:
-    from sweeper.results.runs import Gate, Verdict
-
-    gate = Gate(request.threshold, request.between_runs)
+    gate, first = Gate(request.threshold, request.between_runs), request.first
     stored = read_store(request)
     from sweeper.commands.report import compare
     from sweeper.results import comparison
 
-    second = second or compare.find_latest_sweep(stored, first)
+    second = request.second or compare.find_latest_sweep(stored, first)
     note, works = compare.compare_sweeps(stored, first, second, gate)
     text, verdict = comparison.describe_comparison(works, gate)
     hint = "; `python -m sweeper history` compares several runs" if verdict is Verdict.INCONCLUSIVE else ""
     of_sweep = (stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second))
     points = comparison.describe_pairs(comparison.find_pairs(*of_sweep))
     print("\n".join(filter(None, [note, *points, f"{text}{hint}"])))
-    return second, verdict
+    if verdict is None:
+        raise UserInputError(f"{first}: {second} has no comparable result")
+    return EXIT_CODES[verdict]
 
 
 def write_report(request: ReportRequest) -> int:
@@ -226,7 +196,6 @@ def show_leaderboard(request: LeaderboardRequest) -> int:
 VERBS: command.Verbs = {
     "": (ReportRequest, write_report),
     "compare": (CompareRequest, compare_sweeps),
-    "baseline": (BaselineRequest, compare_with_baseline),
     "leaderboard": (LeaderboardRequest, show_leaderboard),
 }
 COMMAND = command.Subcommand("report", __doc__, VERBS)

@@ -90,7 +90,7 @@ def test_sweeps_of_a_loss_are_compared_by_their_lowest_losses(tmp_path: Path) ->
     refused = run_track(tmp_path, "append", "negative")
     assert refused.code == 2 and "negative: loss is -1. A history compares only values above 0" in refused.err
     compared = run_report(tmp_path, "compare", "monday", "negative")
-    assert compared.code == 0 and "not compared: 2 (1.998 to 2.002) and -1: only values above 0 have" in compared.out
+    assert compared.code == 2 and "not compared: 2 (1.998 to 2.002) and -1: only values above 0 have" in compared.out
     compared = run_report(tmp_path, "compare", "worse", "monday")
     assert "command loss on NVIDIA H200: better, -9.1%" in compared.out and "from one trial each" in compared.out
 

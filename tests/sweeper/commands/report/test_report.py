@@ -318,15 +318,15 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
     assert {"value", "ci_low", "ci_high", "mfu"} <= set(rows.select_dtypes("number").columns)
     assert len(rows) == len(content["Best results"]) and "sequence_length" in rows and "hfu" not in rows
     assert "| offload | llama3_8b |" in run_report(folder, "format=markdown", "sweep=first").out
-    slower = run_report(folder, "baseline", "second", "first")
+    slower = run_report(folder, "compare", "second", "first")
     assert slower.code == 1 and "tokens_per_s on NVIDIA H200: slower, -10.5% (95% -15." in slower.out
-    assert run_report(folder, "baseline", "first", "second").code == 0
-    assert run_report(folder, "baseline", "second", "first", "threshold=0.2").code == 0
-    unclear = run_report(folder, "baseline", "second", "first", "between_runs=10%")
+    assert run_report(folder, "compare", "first", "second").code == 0
+    assert run_report(folder, "compare", "second", "first", "threshold=0.2").code == 0
+    unclear = run_report(folder, "compare", "second", "first", "between_runs=10%")
     assert unclear.code == 3 and "verdict: inconclusive, at a threshold of 0.02; `python -m sweeper h" in unclear.out
     assert "10.0% between runs (assumed); 5 more runs and 5 more of the earlier work needed" in unclear.out
-    assert run_report(folder, "baseline", "first", "threshold=0").err.startswith("sweeper report: threshold=0")
-    different_work = run_report(folder, "baseline", "first", "small")
+    assert run_report(folder, "compare", "first", "threshold=0").err.startswith("sweeper report: threshold=0")
+    different_work = run_report(folder, "compare", "first", "small")
     assert different_work.code == 2 and "small has no comparable result" in different_work.err
 
 
@@ -344,7 +344,7 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
         (["out=/nowhere/report.html"], "out=/nowhere/report.html: /nowhere: no such directory"),
         (["format=png", "out=/tmp"], "out=/tmp: is a directory. Give the name of a file in it"),
         (["format=csv", "out=/proc/report.csv"], "out=/proc/report.csv: cannot be written:"),
-        (["threshold=2%"], "threshold=2%: `sweeper report` does not take it; `sweeper report compare A B` does"),
+        (["threshold=2%"], "threshold=2%: `sweeper report` does not take it; `sweeper report compare A [B]` does"),
     ],
 )
 def test_an_invalid_argument_is_refused_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
