@@ -1,4 +1,4 @@
-"""Chart style: colors, sizes, and escaping that stops Plotly and matplotlib from interpreting strings as markup."""
+"""Chart style: colors, sizes, and escaping that stops Plotly from interpreting strings as markup."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from sweeper.common.format import one_line
 from sweeper.metrics.intervals import Interval
 
 # A color-blind safe palette (Okabe and Ito 2008), with gray instead of black because pages may be dark.
@@ -15,16 +14,6 @@ GRAY = "#888"  # visible on light and dark pages
 ROW_HEIGHT_PX = 18  # the height of a named bar
 # All HTML except the tags that our labels use: line breaks, bold, italic, and the end of a hover label.
 _MARKUP = re.compile(r"<(?!/?(?:br|b|i|extra)\s*/?>)")
-
-
-def load_pyplot() -> Any:
-    """Import matplotlib.pyplot with a backend that draws only to files. The import takes a third of a second."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def bar_chart_height_px(bars: int) -> int:
@@ -51,11 +40,6 @@ def cut_name(name: str, length: int) -> str:
     return name if len(name) <= length else f"{name[: length - 1]}…"
 
 
-def plain_label(value: Any) -> Any:
-    """Return a parameter's value for use in labels: a single line in which matplotlib finds no formulas."""
-    return one_line(value).replace("$", r"\$") if isinstance(value, str) else value
-
-
 def without_markup(figure: Any) -> Any:
     """Return a copy of a Plotly figure that draws text literally, without links, images or styles."""
     return type(figure)(_escape_texts(figure.to_dict()))
@@ -63,7 +47,7 @@ def without_markup(figure: Any) -> Any:
 
 def _escape_texts(value: Any) -> Any:
     if isinstance(value, str):
-        return _MARKUP.sub("&lt;", value).replace(r"\$", "&#36;")
+        return _MARKUP.sub("&lt;", value)
     if isinstance(value, Mapping):
         return {name: _escape_texts(inner) for name, inner in value.items()}
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":

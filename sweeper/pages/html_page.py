@@ -83,5 +83,5 @@ def _draw(chart: Chart, figure: Any) -> Markup:
     figure.update_layout(margin=top if figure.layout.margin.l else {"r": 15, **top}, title={"x": 0.02, "y": 0.95})
     if not several:  # a phone has no room for a legend next to the chart
         figure.update_layout(legend={"orientation": "h", "y": -0.3, "yanchor": "top"})
-    config = {"responsive": True, "displaylogo": False, "displayModeBar": False if several else "hover"}
+    config = {"responsive": True, "displaylogo": False}
     return Markup(without_markup(figure).to_html(full_html=False, include_plotlyjs=False, config=config))

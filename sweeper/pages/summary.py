@@ -13,7 +13,7 @@ from sweeper.common.format import TIE, count, format_duration, format_interval, 
 from sweeper.common.trials import WITHOUT_RESULT, TrialRecord, TrialStatus
 from sweeper.pages import per_gpu
 from sweeper.pages import trial_tables as tables
-from sweeper.pages.sweep_results import Results
+from sweeper.pages.sweep_results import PLOTS, Results
 from sweeper.pages.terminal import draw, open_console, wrap_line
 from sweeper.preflight import corrections
 from sweeper.results.stored import best_command
@@ -243,7 +243,7 @@ class Summary:
         folder, directory = self.results.plan.folder, self.results.plan.directory
         lines = [f"winner   {self._describe_winner()}"] if self.results.winner and not self.results.front else []
         lines.append(f"results  {relative_path(folder / 'trials.csv')}")
-        if (plots := folder / "plots" / "plots.html").exists():
+        if (plots := folder / PLOTS).exists():
             lines.append(f"plots    {relative_path(plots)}")
         if (best := folder / "best").exists():
             lines.append(f"again    {best_command(folder)}")

@@ -21,9 +21,11 @@ from sweeper.search.finals import FinalistResult, finalist_results
 from sweeper.search.front import Front, FrontPoint, measure_front, select_finalists
 from sweeper.search.progress import SweepProgress
 from sweeper.search.study import Study
+from workloads.api.metrics import get_metric
 
 PROJECTED_NODES = (1, 2, 4, 8)  # unless projection.nodes is set
 MAX_INCONCLUSIVE = 0.2  # the largest share of inconclusive trials (busy machine) with which a command exits with 0
+PLOTS = "plots/plots.html"
 MIN_TRIALS_OF_PLOTS = 20  # for fewer trials, a table is better
 
 
@@ -137,7 +139,7 @@ class Results:
 
     def has_files(self) -> bool:
         """Return whether the sweep's folder contains all files and plots of these results."""
-        names = {"trials.csv": True, "gpus.csv": self.gpus, "plots/plots.html": self.has_plots}
+        names = {"trials.csv": True, "gpus.csv": self.gpus, PLOTS: self.has_plots}
         return all((self.plan.folder / name).exists() for name, is_due in names.items() if is_due)
 
     def metrics(self) -> dict[str, float]:
@@ -188,17 +190,23 @@ class Results:
         return projected | {"projection_assumes": projection.assumptions}
 
     def draw_plots(self, study: Study) -> list[Path]:
-        """Draw the plots in the sweep's folder and return their paths. No plots are drawn for a small search."""
+        """Write the page of plots in the sweep's folder and return its path. A small search has no plots.
+
+        The page includes plotly.js (5 MB), so it opens anywhere, even in MLflow's artifact view."""
         if not self.has_plots:
             return []
         from sweeper.pages import search_plots  # plotly and pandas take a second; a small search does not need them
         from sweeper.pages.front_plot import build_front_chart
+        from sweeper.pages.html_page import build_page
 
-        in_order, front = sorted(self.best, key=lambda record: record.number), None
+        in_order = sorted(self.best, key=lambda record: record.number)
+        charts = [*search_plots.build_charts(in_order, study.distributions, self.objective, self.direction)]
         if self.front:
-            front = build_front_chart(in_order, (self.objective, *self.other_objectives), self.front.numbers)
-        folder = self.plan.folder / "plots"
-        return search_plots.draw(folder, in_order, study.distributions, self.objective, self.direction, front)
+            charts.insert(0, build_front_chart(in_order, self.plan.criteria.metrics, self.front.numbers))
+        page = self.plan.folder / PLOTS
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(build_page(f"{self.plan.name}: {get_metric(self.objective).heading}", charts))
+        return [page]
 
     def keep_ceilings(self) -> None:
         """If the search was for the highest matmul rate, store the rates for later training runs on such devices."""

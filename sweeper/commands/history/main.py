@@ -3,7 +3,7 @@
     python -m sweeper history append
     python -m sweeper history
     python -m sweeper history tuesday tuesday-2 junit=track.xml
-    python -m sweeper history plot out=history.svg
+    python -m sweeper history plot
 
 The file is performance.json by default, or file=FILE. Commit this small JSON file to your repository. SWEEP is the name
 of a sweep in the MLflow store, by default the last sweep. Several sweeps of the same work count as repeated runs.
@@ -30,8 +30,6 @@ from workloads.suggestions import nearest, suggest
 
 if TYPE_CHECKING:
     from sweeper.commands.history.new_runs import NewRun
-
-IMAGES = (".html", ".svg", ".png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +87,10 @@ class AppendRequest(RunsRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class PlotRequest(FileRequest):
-    """The picture to draw.
+    """The page to write.
 
     Attributes:
-        out: path of the picture, FILE.html, .svg or .png; by default sweeps/FILE.html.
+        out: path of the HTML page; by default sweeps/FILE.html.
     """
 
     out: str | None = None
@@ -163,19 +161,16 @@ def show_history(request: FileRequest) -> int:
 
 
 def draw_history(request: PlotRequest) -> int:
-    """Draw the history in the file as a picture, and print the picture's path."""
+    """Draw the history in the file on a page, and print the page's path."""
     from sweeper.commands.history import picture, reference_file
 
     path = output_path(request.out, ".", f"{request.path.stem}.html")
-    if path.suffix not in IMAGES:
-        raise UserInputError(f"out={path}: unknown format. {suggest(path.suffix, IMAGES)}")
+    if path.suffix != ".html":
+        raise UserInputError(f"out={path}: must end in .html")
     known, file = reference_file.read(request.path), f"file={request.path}"
     if not known.series:
         raise UserInputError(f"{file}: the history is empty: `python -m sweeper history append` adds a run")
-    if path.suffix == ".html":
-        _write(str(path), picture.build_page(known, request.path.name), "out")
-    else:
-        picture.write_picture(known, path)
+    _write(str(path), picture.build_page(known, request.path.name), "out")
     print(path)
     return 0
 

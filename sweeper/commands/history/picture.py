@@ -1,40 +1,28 @@
-"""Draw the history as an HTML page that opens offline, or as an image."""
+"""Draw the history as an HTML page that opens offline."""
 
-import textwrap
 from itertools import pairwise
-from pathlib import Path
 from statistics import geometric_mean
 
 import plotly.graph_objects as go
 
-from sweeper.cli.command import writing
 from sweeper.commands.history.output import build_runs_table, build_table, label_series
 from sweeper.commands.history.reference_file import History, Series, round_value
 from sweeper.common.format import count, format_interval, format_number
 from sweeper.pages import html_page
 from sweeper.pages.chart_style import COLORS, GRAY, build_error_bars
 from sweeper.pages.html_page import Chart, Table
-from sweeper.pages.image import write_image
 
-PANEL_IN = (8.0, 3.6)  # size of each series' chart
 NOTE = "Points are runs with their own 95% intervals, dashed lines the levels that later runs are compared with."
-
-
-def build_charts(history: History) -> list[Chart]:
-    """Return a chart for each series."""
-    labels = label_series([series.identity for series in history.series])
-    named = zip(labels, history.series, strict=True)
-    return [build_chart(f"{label} on {series.identity.hardware}", series) for label, series in named]
 
 
 def build_page(history: History, name: str) -> str:
     """Return an HTML page with the current levels, and a chart and a table of runs for each series."""
-    charts = build_charts(history)
     sections: list[Chart | Table] = [build_table(history)]
-    for series, chart in zip(history.series, charts, strict=True):
-        sections += [chart, build_runs_table(series, f"Runs of {chart.title}")]
+    for series, label in zip(history.series, label_series([s.identity for s in history.series]), strict=True):
+        title = f"{label} on {series.identity.hardware}"
+        sections += [build_chart(title, series), build_runs_table(series, f"Runs of {title}")]
     runs = sum(len(series.runs) for series in history.series)
-    overview = f"{name}: {count(runs, 'run')} of {count(len(charts), 'kind')} of work and hardware."
+    overview = f"{name}: {count(runs, 'run')} of {count(len(history.series), 'kind')} of work and hardware."
     return html_page.build_page("sweeper: performance over time", sections, overview)
 
 
@@ -75,13 +63,3 @@ def build_chart(title: str, series: Series) -> Chart:
     figure.update_xaxes(range=[0.5, len(runs) + 0.5], tickvals=ticks, ticktext=dates)
     note = f"{NOTE} {'Changes. ' if notes else ''}{'; '.join(notes)}".strip()
     return Chart(title, [figure.update_yaxes(title=unit)], note)
-
-
-def write_picture(history: History, path: Path) -> None:
-    """Write an image of all series, stacked vertically. The path's suffix selects the image format."""
-    figures = []
-    for chart in build_charts(history):
-        note = {"text": textwrap.fill(chart.note, width=110), "font": {"size": 7}}
-        figures.append(chart.figures[0].update_layout(title=chart.title, xaxis_title=note))
-    with writing("out", path):
-        write_image(path, figures, 1, PANEL_IN)

@@ -8,8 +8,7 @@
 
 Without a verb, the report lists the sweeps and the best result of each device for each kind of work, with charts. The
 results come from the MLflow store in `dir` or at `tracking.uri`. HTML is written to DIR/sweeps/report.html, a single
-file that opens offline. png writes an image, report_….png, for each kind of work (nine panels for training, the speed
-for other work) and for each Pareto front. The other formats go to standard output.
+file that opens offline; a button on each chart saves it as PNG. The other formats go to standard output.
 
 `compare` compares sweep B, by default the latest, with an earlier sweep A on the work that they have in common: point
 by point at parameters that both measured, and by best results. Exit codes: 0 for faster or not slower (a loss of 1.5
@@ -65,14 +64,14 @@ class ReportRequest(ResultsRequest):
 
     Attributes:
         sweep: sweep to report on; by default all sweeps.
-        format: html, markdown, csv, json or png.
-        out: file to write; by default DIR/sweeps/report.html or report.png, and standard output for other formats.
+        format: html, markdown, csv or json.
+        out: file to write; by default DIR/sweeps/report.html, and standard output for other formats.
         price_per_hour: price of a GPU-hour, to compute the cost of tokens.
         price_per_kwh: price of electricity per kWh, to compute the cost of tokens.
     """
 
     sweep: str | None = None
-    format: Literal["html", "markdown", "csv", "json", "png"] = "html"
+    format: Literal["html", "markdown", "csv", "json"] = "html"
     out: str | None = None
     price_per_hour: float | None = field(default=None, metadata={"min": 0})
     price_per_kwh: float | None = field(default=None, metadata={"min": 0})
@@ -141,21 +140,10 @@ def write_report(request: ReportRequest) -> int:
     given = (request.price_per_hour, request.price_per_kwh)
     prices = None if given == (None, None) else Prices(*given)
     stored = read_store(request, request.sweep)
-    from sweeper.commands.report import fronts
+    from sweeper.commands.report import artifact, fronts, report_tables
 
     found = fronts.find_fronts(stored)
     path = command.output_path(request.out, request.dir, f"report.{request.format}")
-    if request.format == "png":
-        from sweeper.commands.report import images
-
-        with command.writing("out", path):
-            paths = list(images.write_images(stored.best_results, found, path))
-        if not paths:
-            raise UserInputError("format=png: there is no complete trial to draw")
-        print("\n".join(map(str, paths)))
-        return 0
-    from sweeper.commands.report import artifact, report_tables
-
     tables = report_tables.build_tables(stored, prices, [front.table for front in found])
     if not tables:
         raise UserInputError("the store has nothing to report: no sweep, and no imported result with tokens/s")

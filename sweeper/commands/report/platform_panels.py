@@ -1,4 +1,4 @@
-"""Compare training on several platforms in nine panels of an interactive chart. `images` draws the panels for print.
+"""Compare training on several platforms in nine panels of an interactive chart.
 
 A platform is a given number of devices of one model. All panels show one kind of work, so values are comparable.
 """

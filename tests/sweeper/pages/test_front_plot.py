@@ -1,13 +1,16 @@
 """The picture of a front."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from optuna.distributions import IntDistribution
 
-from sweeper.pages import search_plots
 from sweeper.pages.front_plot import build_front_chart
 from sweeper.pages.html_page import Chart
+from sweeper.pages.sweep_results import Results
+from sweeper.search.front import Front
 from tests.support.factories import trial_record
 
 METRICS = ("tokens_per_s", "peak_device_gib", "mfu")
@@ -43,8 +46,16 @@ def test_values_of_different_magnitudes_have_a_logarithmic_axis() -> None:
 
 def test_the_plots_of_a_sweep_begin_with_its_front(tmp_path: Path) -> None:
     records = [trial_record(n, metrics={"tokens_per_s": 10.0 + n, "peak_device_gib": float(n % 7)}) for n in range(20)]
-    front = build_front_chart(records, METRICS[:2], {14, 19})
-    paths = search_plots.draw(tmp_path, records, {"x": IntDistribution(0, 20)}, "tokens_per_s", "maximize", front)
-    assert tmp_path / "front.png" in paths and (tmp_path / "front.png").stat().st_size > 10_000
-    page = (tmp_path / "plots.html").read_text()
+    workload = SimpleNamespace(objective="tokens_per_s", direction="maximize")
+    plan: Any = SimpleNamespace(
+        space=SimpleNamespace(dimensions="x"),
+        folder=tmp_path,
+        name="s",
+        config=SimpleNamespace(workload=workload),
+        criteria=SimpleNamespace(metrics=METRICS[:2]),
+    )
+    front = Front([records[14], records[19]], [])
+    study: Any = SimpleNamespace(distributions={"x": IntDistribution(0, 20)})
+    (path,) = Results(plan, {}, [], [], [], records, [], [], front).draw_plots(study)
+    page = path.read_text()
     assert 0 < page.index("Pareto front of 2 of 20 trials") < page.index("Optimization history")

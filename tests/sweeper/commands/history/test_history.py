@@ -89,7 +89,7 @@ def check_refused(folder: Path, content: dict, message: str) -> None:
         ),
         (None, ["compare"], "no such file. `python -m sweeper history append` creates it"),
         (None, ["list"], "no such file"),
-        (None, ["plot", "out=a.pdf"], "out=a.pdf: unknown format. Available: .html, .png, .svg."),
+        (None, ["plot", "out=a.pdf"], "out=a.pdf: must end in .html"),
         (None, ["list", "night-1"], "night-1: one word too many. Usage: sweeper history list"),
         (None, ["append", "junit=a.xml"], "does not take it; `sweeper history [compare] [SWEEP…]` does"),
         (None, ["threshold=2"], "threshold=2: must be above 0 and below 1"),
