@@ -42,7 +42,10 @@ def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gpus=2", "space.tp=2", "space.dp_shard=2"], "do not multiply to 2 ranks. Points are valid with space.tp=1 or space.dp_shard=1"),
+        (
+            ["gpus=2", "space.tp=2", "space.dp_shard=2"],
+            "do not multiply to 2 ranks. Points are valid with space.tp=1 or space.dp_shard=1",
+        ),
         ([*(f"space.{name}=1" for name in DEGREES), "space.micro_batch=3"], "not a multiple of micro-batch 3"),
         (["gpus=2", "workload.strategy=balanced", "model=llama3_70b"], "Available: llama3_8b, qwen2_5_7b"),
         (

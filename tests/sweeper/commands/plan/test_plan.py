@@ -67,7 +67,10 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed is planned without it; it has to be 1"),
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
         (["layout=no.toml"], "layout=no.toml: No such file"),
-        (["model=mpt_7b", "trainer=own"], "trainer=own: 'mpt_7b' is not trained here. .* Others, such as trainer=megatron"),
+        (
+            ["model=mpt_7b", "trainer=own"],
+            "trainer=own: 'mpt_7b' is not trained here. .* Others, such as trainer=megatron",
+        ),
         (
             ["model=deepseek_v3", "file=megatron"],
             "file=megatron: the model's kv_rank=512 cannot be written. Supported: 0",
