@@ -141,7 +141,7 @@ def test_interleaved_stages_may_have_fewer_layers_at_the_ends(
 ) -> None:
     template = replace(job(Layout(global_batch=64), replace(LLAMA_8B, layers=layers)), trainer=trainer)
     options: dict[str, Any] = {**OPTIONS, "schedule": ["1f1b", "interleaved"]}
-    families = list_families(template, cluster(8), options, {"pp": 4, "tp": 2, "cp": 1, "micro_batch": 1})
+    families = list_families(template, cluster(16), options, {"pp": 4, "tp": 2, "cp": 1, "micro_batch": 1})
     found = [family.template for family in families if family.template.schedule == "interleaved"]
     assert {layout.stages_per_rank: layout.less_layers for layout in found} == ends
 
