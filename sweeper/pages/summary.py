@@ -193,7 +193,9 @@ class Summary:
                 f"finals   {len(failed)} of {count(len(finals), 'trial')} did not complete; example: {example}"
             )
         if finals and finals[0].number < max(record.number for record in results.records):  # of an extended sweep
-            lines.append(f"numbers  {len(finals)} rounds of finals have trial numbers, which the budget does not count")
+            lines.append(
+                f"numbers  {count(len(finals), 'trial')} are rounds of finals and do not count toward the budget"
+            )
         for trial in results.lost_finalists:
             place = "the best of the search, " if trial is results.best[0] else ""
             lines.append(f"finals   trial {trial.number}, {place}has no result: its rounds did not complete")

@@ -149,7 +149,7 @@ class Store:
         """Write the sweep's results to the parent run and end the run.
 
         Args:
-            artifacts, plots: text files' contents by file name, and paths of image files.
+            artifacts, plots: text files' contents by file name, and the path of the page of plots.
             abandoned: numbers of trials without a record that will not run again. If such a trial reported steps, its
                 run ends as cancelled.
             written: how many of the first trials have ended and are written; None if any of them has not ended.

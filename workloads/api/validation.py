@@ -107,8 +107,9 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     hint, unit = "", find_unit(key)
     number = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+|%)", str(value)) if annotation in (int, float) else None
     declared = annotation if number else declared  # a number with a unit is not meant as null
-    if number and number[2] == "%" and annotation is float and not unit:
-        return float(f"{number[1]}e-2")
+    if annotation is float and not unit and str(value).endswith("%"):
+        with contextlib.suppress(ValueError):
+            return float(str(value)[:-1]) / 100
     if number and number[2] in SI_PREFIXES and not unit:  # such as 1T or 300B
         plain = f"{number[1]}e{SI_PREFIXES[number[2]]}"
         if annotation is float:

@@ -101,6 +101,10 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
     layout = names.canonical_layout(Layout(**read), model.layers)
     known = {name.key: name.field for name in own_names()} | {"model": "model", "checkpointing_freq": ""}
     known |= dict.fromkeys(("workload", "gpus", "search", "finals.top"), "")
+    others = {}
+    if model.experts and values.get("imbalance") in (None, 1, "1.0"):
+        others["expert_loads"] = "equal" if values.get("imbalance") else "natural"
+        known["imbalance"] = ""
     return names.FileReading(
         "own",
         layout,
@@ -108,5 +112,6 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
         sizes={name: getattr(model, name) for name in SIZES},
         taken={name: (known[name], text) for name, text in texts.items() if known.get(name)},
         left=tuple(name for name in texts if name not in known),
+        others=others,
         **(FIXED | of_job),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colors
 
 # Three digits after a space are a group of up to three digits before it, unless they have a unit.
-_NO_GROUP = r"(?:(?<=\d{4})|(?<=[.,]\d{3})|(?! \d{3}(?![\d.,])(?!\s*(?:%|[A-Za-z]+/|m?s\b|[KMG]i?B\b))))"
+_NO_GROUP = r"(?:(?<=\d{4})|(?<=[.,]\d)|(?<=[.,]\d\d)|(?<=[.,]\d{3})|(?! \d{3}(?![\d.,]|\s*[%A-Za-z])))"
 # A number whose groups or decimals are separated otherwise, such as 41'150 or 1,5, is not read in part.
 _DIGITS = r"\d++(?:,\d{3})*+(?:\.\d++)?(?:[eE][-+]?\d++)?"
 _NUMBER = rf"(?P<number>{_DIGITS})(?![.,'\u00a0\u202f]?\d){_NO_GROUP}(?:\s*(?P<suffix>[kKM]))?"
@@ -29,7 +29,7 @@ _OF_OTHERS = re.compile(
 )
 _KEY = re.compile(r"(?<![\w/])([A-Za-z][\w.-]*)['\"]?[\s:=]{1,4}$")
 _NAME = re.compile(r"[A-Za-z][\w./-]*['\"]?[\s:=]{1,4}$")
-_OF_RATE = re.compile("time|took|takes|speed|throughput|rate|avg|mean|average|at|dt", re.IGNORECASE)
+_OF_RATE = re.compile(r"time|took|takes|speed|throughput|rate|avg|mean|average|\b(?:at|dt)\b", re.IGNORECASE)
 _VALIDATION = re.compile(r"\b(?:val|valid|validation|eval|evaluation)\b", re.IGNORECASE)
 _SECOND = r"(?:s|secs?|seconds?)\b"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"

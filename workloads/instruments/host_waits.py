@@ -74,10 +74,11 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
         turns, started_s = list[Turn](), time.monotonic()
         while len(turns) < repeats:
             turns.append(_time_turn(steps, waits, threads))
-            if time.monotonic() > started_s + HOPELESS_S:
-                select_turns(turns, 1, threads)
+            least_waited = min(turn.waited_s / turn.wall_s for turn in turns) / threads
+            if least_waited > UNUSABLE and time.monotonic() > started_s + HOPELESS_S:
+                break
         deadline_s = time.monotonic() + EXTRA_S
-        while len(_undisturbed(turns)) < repeats and time.monotonic() < deadline_s:
+        while len(turns) >= repeats > len(_undisturbed(turns)) and time.monotonic() < deadline_s:
             time.sleep(PAUSE_S)
             for step in steps:
                 step()  # warms the cache, which went cold during the pause

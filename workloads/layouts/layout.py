@@ -173,7 +173,8 @@ class Job:
 
 
 def vary(item: T, **changes: Any) -> T:
-    """Return a frozen dataclass with some values changed, in a tenth of the time of `dataclasses.replace`."""
+    """Return a frozen dataclass with some values changed, in a tenth of the time of `dataclasses.replace`: without a
+    check of the names, without `__post_init__`, and with all that the original has cached."""
     copy = object.__new__(type(item))
     copy.__dict__.update(item.__dict__, **changes)
     return copy

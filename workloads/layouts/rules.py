@@ -233,7 +233,7 @@ def _check_titan(job: Job, site: Site) -> Iterator[str]:
     if layout.pp > 1 and math.ceil(layers / math.ceil(layers / layout.stages)) != layout.stages:
         yield f"no number of layers on a stage gives {layout.stages} stages"
     if layout.pp > 1 and job.model.qk_norm == "head":
-        yield "pp above 1: torchtitan's qwen3 has no pipeline in version 0.2.2"
+        yield "torchtitan 0.2.2 has no pipeline for models with norms of queries and keys: pp has to be 1"
 
 
 def _check_megatron(job: Job, site: Site) -> Iterator[str]:

@@ -245,7 +245,7 @@ def _windows(name: str, config: Config, sizes: Mapping[str, Any]) -> dict[str, A
     kinds = config.get("layer_types") or []
     if not isinstance(kinds, list) or len(kinds) not in (0, layers):
         raise UnsupportedModel(f"layer_types is {kinds!r:.60}: must be a list with the kind of each of {layers} layers")
-    known = {"full_attention", *(family.windowed if family.window else ())}
+    known = {*(family.windowed if family.window else ()), *(() if "streams" in family.names else ("full_attention",))}
     known |= ({"linear_attention"} if family.linear else set()) | ({"moe", "mlp"} if family.split_blocks else set())
     if other := {str(kind) for kind in kinds} - known:
         raise UnsupportedModel(f"layer_types: layers of kind {', '.join(sorted(other))} are not modelled in {name}")
@@ -269,6 +269,7 @@ def _indexers(family: Family, config: Config, sizes: Mapping[str, Any]) -> dict[
     _require(family, sizes, ("query_rank",))
     layers = sizes["layers"]
     if "streams" in family.names:
+        _require(family, sizes, ("window",))
         given = config["compress_rates"] or {}
         rates = COMPRESSION | {kind: _whole(given, kind, 1) for kind in given}
         named = {rate: kind for kind, rate in COMPRESSION.items()}

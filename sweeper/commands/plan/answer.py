@@ -135,7 +135,8 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
         layout = replace(layout, **{**usual, **problem.fixed})
         job, cluster = replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus)
         if violation := find_violation(job, cluster):
-            rest = "" if find_common_violation(job, cluster) else f", with trainer={job.trainer}"
+            is_named = job.trainer in violation.reason or find_common_violation(job, cluster)
+            rest = "" if is_named else f", with trainer={job.trainer}"
             raise UserInputError(violation.reason + rest)
         given = {**problem.given, "global_batch": problem.job.layout.global_batch}
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")

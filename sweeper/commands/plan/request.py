@@ -82,8 +82,8 @@ class PlanRequest:
         state: dtypes of weights, moments and gradients; by default from the file `layout`, else fp32.
         dispatcher: how tokens are sent to experts; by default from the file `layout`, else as the trainer does.
         expert_overlap: whether sending tokens to experts overlaps with the computation of another micro-batch.
-        expert_imbalance: tokens of the busiest GPU's experts, divided by the mean, in natural routing; trials of
-            workload=parallel record it as rank_imbalance. 1 is forced balance.
+        expert_imbalance: plan natural routing, with this many tokens of the busiest GPU's experts, divided by the mean;
+            trials of workload=parallel record it as rank_imbalance. By default, forced balance.
         dp_replicate, dp_shard, tp, cp, pp, ep: parallel degrees.
         stages_per_rank: number of pipeline stages per GPU.
         schedule: execution order of the pipeline stages.
@@ -240,7 +240,9 @@ def build_problem(request: PlanRequest) -> Problem:
         except UnsupportedModel as error:
             if trainer:
                 reason = str(error).rstrip(".")
-                raise UserInputError(f"trainer=own: {reason}. Others, such as trainer={OTHER}, plan it") from error
+                key = "trainer" if request.trainer else "file" if request.file else "layout"
+                asked = write_words({key: getattr(request, key)})
+                raise UserInputError(f"{asked}: {reason}. trainer={OTHER} can plan this model") from error
             trainer = OTHER
     for name in OF_EXPERTS if not model.experts else ():
         if (value := getattr(request, name)) is not None:
@@ -267,6 +269,7 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
     if trainer == of_file.trainer or cores == {"megatron"}:  # others exchange tokens in their own way
         others |= of_file.others
     others |= {name: value for name in OF_EXPERTS if (value := getattr(request, name)) is not None}
+    others |= {"expert_loads": "natural"} if request.expert_imbalance is not None else {}
     return Job(
         model=model,
         layout=Layout(),
@@ -276,7 +279,6 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
         state=request.state or of_file.state,  # type: ignore[arg-type]
         compiled=of_file.compiled,
         document_tokens=of_file.document_tokens,
-        expert_loads="natural" if (request.expert_imbalance or 1) > 1 else "equal",
         **others,
     )
 

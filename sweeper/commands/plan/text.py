@@ -139,7 +139,7 @@ def head_lines(answer: Answer) -> list[str]:
         f"train     {answer.request.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
         f"({tokens / 1e6:.3g} M tokens)",
-        *([f"experts   {write_words({name: getattr(job, name) for name in OF_EXPERTS})}"] if model.experts else []),
+        *([f"experts   {describe_experts(job)}"] if model.experts else []),
         f"model     {model.parameters / 1e9:.4g} B parameters, {active / 1e9:.4g} B active"
         f"{looked_up}, {flops / 1e9:.4g} GFLOP per token, forward and backward{remark}",
         f"cluster   {cluster.gpus:,} x {device.name} ({device.memory_gib:.0f} GiB); {topology.name}: "
@@ -298,10 +298,18 @@ def tail_lines(answer: Answer) -> list[str]:
     return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best)]
 
 
+def describe_experts(job: Job) -> str:
+    words = write_words({name: getattr(job, name) for name in OF_EXPERTS if name != "expert_imbalance"})
+    return f"{words} " + (
+        "forced balance" if job.expert_loads == "equal" else f"expert_imbalance={job.expert_imbalance}"
+    )
+
+
 def describe_routing(job: Job, cluster: Cluster, layout: Layout) -> str:
     """Compare natural routing with forced balance in one layout, by the imbalance between its ranks."""
     equal = replace(job, layout=layout, expert_loads="equal", expert_imbalance=1.0)
-    given = [job.expert_imbalance] if job.expert_loads == "natural" else [n for n in IMBALANCES if n <= layout.ep]
+    is_given = job.expert_loads == "natural"
+    given = [min(job.expert_imbalance, layout.ep)] if is_given else [n for n in IMBALANCES if n <= layout.ep]
     uneven = [replace(equal, expert_loads="natural", expert_imbalance=imbalance) for imbalance in given]
     shares = (f"{step_seconds(equal, cluster) / step_seconds(other, cluster):.2f}" for other in uneven)
     imbalances = ",".join(f"{imbalance:g}" for imbalance in given)

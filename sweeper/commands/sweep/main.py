@@ -1,5 +1,6 @@
 """Run a sweep or show its plan from a configuration composed by Hydra: `python -m sweeper key=value …`."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -48,13 +49,19 @@ def run(words: list[str], program: list[str]) -> int:
     return run_queues([SweepQueue(kind if len(lines) > 1 else "", queue) for kind, queue in lines.items()])
 
 
+REMEDIES_S = 5.0  # how long to search for the keys at fault
+
+
 def find_remedies(arguments: Arguments, typed: Sequence[str], nodes: Sequence[Node]) -> Iterator[str]:
     """Yield each parameter that is alone at fault for a space without points, with its values at valid points, fastest
     first: parameters that the command sets, if it does not set them, and the state, if it is bf16."""
     from sweeper.preflight.sweep_plan import plan_sweep
 
     bf16 = "space.state=bf16"  # takes less memory than the fp32 state of the presets
-    for text in (*typed, bf16):
+    ends_s = time.monotonic() + REMEDIES_S
+    for text in (*typed, *([] if any(other.startswith("space.state=") for other in typed) else [bf16])):
+        if time.monotonic() > ends_s:
+            return
         overrides = [other for other in arguments.overrides if other != text] + [bf16] * (text == bf16)
         name = text.partition("=")[0].removeprefix("space.")
         with suppress(UserInputError):

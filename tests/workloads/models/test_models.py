@@ -211,6 +211,12 @@ CSA = "compressed_sparse_attention"
             V4 | {"compress_rates": {CSA: 0}},
             "compressed_sparse_attention is 0: must be a whole number f",
         ),
+        (
+            "deepseek_v4",
+            V4 | {"layer_types": ["full_attention"] * 32},
+            "layers of kind full_attention are not modelled",
+        ),
+        ("deepseek_v4", V4 | {"sliding_window": None}, "sliding_window"),
         ("deepseek_v4", V4 | {"o_groups": 5}, "o_groups 5 does not divide the features of 32 heads"),
         ("deepseek_v4", V4 | {"compress_rate_csa": 8}, "compress_rate_csa may change shapes"),
         ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*: must be of 32 layers"),
