@@ -38,10 +38,6 @@ class MatmulCeiling:
     date: str
 
     @property
-    def method(self) -> str:
-        return f"mean of {self.rounds} rounds" if self.rounds else f"one trial of {self.repeats} repeats"
-
-    @property
     def key(self) -> tuple[str, str, str]:
         return self.device, self.dtype, self.statistic
 

@@ -16,7 +16,6 @@ import yaml
 
 from sweeper.preflight import ceilings
 from tests.conftest import PROBE, CommandResult, Workspace, environment, wait_for
-from tests.support.factories import run_report as report
 from tests.sweeper.conftest import SHAPES, FinishedSweep
 
 
@@ -44,15 +43,13 @@ def test_the_default_workload_measures_this_machine(finished_sweep: FinishedSwee
 
 @pytest.mark.long(30)
 @pytest.mark.xdist_group("finished_sweep")
-def test_a_matmul_sweep_records_its_rate_for_the_leaderboard(finished_sweep: FinishedSweep) -> None:
+def test_a_matmul_sweep_records_its_rate(finished_sweep: FinishedSweep) -> None:
     (kept,) = ceilings.read(finished_sweep.workspace.path)
-    assert kept.dtype == "fp32" and kept.method == "mean of 5 rounds"
+    assert kept.dtype == "fp32" and kept.rounds == 5
     m, n, k = map(int, kept.shape.split("x"))
     assert m % 64 == 0 and n == 256 and k > 0
     end = json.loads(finished_sweep.result.err.strip().splitlines()[-1])
     assert kept.tflops == pytest.approx(end["finals"][0]["value"]["value"])
-    table = report(finished_sweep.workspace.path, "leaderboard", "type=fp32")
-    assert kept.device in table.out and "mean of 5 rounds" in table.out
 
 
 @pytest.mark.long(30)

@@ -4,7 +4,6 @@
     python -m sweeper report sweep=NAME format=markdown
     python -m sweeper report compare monday tuesday
     python -m sweeper report compare monday
-    python -m sweeper report leaderboard type=bf16
 
 Without a verb, the report lists the sweeps and the best result of each device for each kind of work, with charts. The
 results come from the MLflow store in `dir` or at `tracking.uri`. HTML is written to DIR/sweeps/report.html, a single
@@ -16,9 +15,6 @@ times the threshold is ruled out), 1 for slower by more than the threshold and r
 compare, 3 for inconclusive (prints the number of runs needed). A single run does not show run-to-run variance. With the
 assumed between_runs=0.02, a loss of up to 9% is inconclusive, and comparing two equal sweeps usually exits with 3.
 `python -m sweeper history` measures the run-to-run variance and compares several runs.
-
-`leaderboard` shows the highest matmul rates measured here (workload=matmul stores them in
-DIR/sweeps/matmul_ceilings.json) next to published rates. Rates that use different statistics are not comparable.
 """
 
 from __future__ import annotations
@@ -28,12 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sweeper.cli import command
-from sweeper.commands.report import leaderboard
 from sweeper.metrics.derivation import Prices
-from sweeper.pages.terminal import draw, open_console
-from sweeper.preflight import ceilings
 from workloads.api.errors import UserInputError
-from workloads.suggestions import suggest
 
 if TYPE_CHECKING:
     from sweeper.results.mlflow_results import Stored
@@ -92,19 +84,6 @@ class CompareRequest(ResultsRequest):
     between_runs: float = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeaderboardRequest:
-    """The rates to show.
-
-    Attributes:
-        dir: results directory.
-        type: dtype to show, such as bf16; by default all dtypes.
-    """
-
-    dir: str = "."
-    type: str | None = None
-
-
 def read_store(request: ResultsRequest, sweep: str | None = None) -> Stored:
     """Read the request's whole store, or a single sweep."""
     from sweeper.results import mlflow_results  # imports pandas (0.5 s), so only after the argument checks
@@ -161,30 +140,6 @@ def write_report(request: ReportRequest) -> int:
     return 0
 
 
-def show_leaderboard(request: LeaderboardRequest) -> int:
-    """Print the leaderboard. Raises UserInputError if there is nothing to show."""
-    folder = Path(request.dir)
-    if not folder.is_dir():
-        raise UserInputError(f"dir={folder}: no such directory")
-    rates = ceilings.read(folder)
-    all_rows = leaderboard.build_rows(rates)
-    chosen = request.type or ""
-    rows = [cells for cells in all_rows if cells[1].startswith(chosen)]
-    if not rows:
-        raise UserInputError(f"type={chosen}: unknown type. {suggest(chosen, {cells[1] for cells in all_rows})}")
-    console = open_console()
-    console.print(draw(leaderboard.HEADING, rows, 3, console.width))  # GPU, type and rate even in a narrow terminal
-    if any(cells[5].endswith("*") for cells in rows):
-        console.print(leaderboard.ABOVE)
-    if not rates:
-        console.print(f"there is no measured rate in {folder.resolve()}: run `python -m sweeper` to measure one")
-    return 0
-
-
-VERBS: command.Verbs = {
-    "": (ReportRequest, write_report),
-    "compare": (CompareRequest, compare_sweeps),
-    "leaderboard": (LeaderboardRequest, show_leaderboard),
-}
+VERBS: command.Verbs = {"": (ReportRequest, write_report), "compare": (CompareRequest, compare_sweeps)}
 COMMAND = command.Subcommand("report", __doc__, VERBS)
 main = COMMAND.main

@@ -11,7 +11,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from sweeper.commands.report.leaderboard import PUBLISHED_RATES
 from sweeper.config.catalogue import catalogue, list_figures, use_config_dir
 from sweeper.config.hardware import Node, hardware_of
 from sweeper.config.resolution import CONF, resolve
@@ -234,7 +233,8 @@ def test_each_figure_of_the_catalogue_has_a_source(name: str) -> None:
 
 
 def test_no_device_is_assumed_to_exceed_the_fastest_published_product() -> None:
-    with PUBLISHED_RATES.open() as file:
+    # Means of 100 repeats with a cold cache (ml-engineering), and the fastest of 100 with a warm cache (gpu_benchmark).
+    with Path(__file__).with_name("published_rates.csv").open() as file:
         rates = [(row["hardware"], float(row["tflops"])) for row in csv.DictReader(file) if row["dtype"] == "bf16"]
     assert len(rates) == 20
     for name in {name for name, _ in rates}:

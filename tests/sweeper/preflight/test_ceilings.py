@@ -1,4 +1,4 @@
-"""The rates that sweeps leave behind, what training is held against, and the leaderboard."""
+"""The rates that sweeps leave behind, and what training is held against."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweeper.commands.report.leaderboard import PUBLISHED_RATES, build_rows
 from sweeper.metrics.derivation import derive
 from sweeper.pages import per_gpu
 from sweeper.pages.sweep_results import Results
@@ -15,7 +14,6 @@ from sweeper.preflight import ceilings
 from sweeper.preflight.ceilings import MatmulCeiling
 from tests.conftest import CommandResult, Workspace
 from tests.support.factories import finals_record as record
-from tests.support.factories import run_report as report
 from workloads.api.contract import Measurement
 
 H200 = MatmulCeiling(
@@ -61,7 +59,6 @@ def test_a_broken_file_is_reported_before_anything_starts(
         and "matmul_ceilings.json: cannot be read" in result.err
         and len(result.err.strip().splitlines()) == 1
     )
-    assert report(tmp_path, "leaderboard").code == 2
 
 
 def test_training_is_compared_with_the_best_median_of_its_type_on_its_gpu() -> None:
@@ -81,31 +78,6 @@ def test_training_reports_two_utilizations_and_a_product_one() -> None:
     assert both["mfu"] == pytest.approx(0.4) and both["mamf_utilization"] == pytest.approx(0.5)
     assert "mamf_utilization" not in derive([trained], {"bf16": 975.0})
     assert "mamf_utilization" not in derive([replace(trained, tokens_per_step=0)], {}, {"bf16": 780.0})
-
-
-def test_published_rates_name_their_statistic_and_are_marked_as_published(tmp_path: Path) -> None:
-    table = report(tmp_path, "leaderboard")
-    assert table.code == 0 and "fastest of 100 warm-cache" in table.out and "mean of 100" in table.out
-    assert "there is no measured rate" in table.out and "108.2*" in table.out and "* the catalogue's" in table.out
-
-
-def test_a_rates_share_is_of_its_own_devices_peak() -> None:
-    """Not of the peak that the source divides by: 2,300 TFLOP/s of an MI355X, 1,300 of an MI325X."""
-    shares = {
-        (row[0], row[1], row[8]): float(row[5].rstrip("*"))
-        for row in build_rows([replace(H200, tflops=494.5)])
-        if row[5]
-    }
-    assert shares["NVIDIA H200", "bf16", "median, cold cache; mean of 5 rounds"] == 50.0
-    assert shares["MI355X", "bf16", "mean of 100 cold-cache"] == 62.2
-    assert shares["RTX4090", "bf16", "fastest of 100 warm-cache"] == 108.2
-    assert len(shares) == len(PUBLISHED_RATES.read_text().splitlines())  # all have a peak
-
-
-@pytest.mark.parametrize("arguments", [["leader"], ["leaderboard", "type=fp9"]])
-def test_a_wrong_argument_or_nothing_to_show_gives_a_message(tmp_path: Path, arguments: list[str]) -> None:
-    result = report(tmp_path, *arguments)
-    assert result.code == 2 and len(result.err.strip().splitlines()) == 1
 
 
 @pytest.mark.soak

@@ -328,7 +328,7 @@ def test_json_and_csv_are_unrounded_and_a_regression_has_an_exit_code(folder: Pa
         (["format=pdf"], "must be one of html, markdown, csv, json"),
         (["dir=/nowhere"], "the store does not exist"),
         (["compare", "first", "secund"], "Did you mean second?"),
-        (["ledderboard"], "Did you mean leaderboard?"),
+        (["comparre"], "Did you mean compare?"),
         (["tracking.uri=http://127.0.0.1:9"], "tracking.uri=http://127.0.0.1:9: nothing responds there"),
         (["price_per_kwh=-1"], "at least 0"),
         (["fromat=csv"], "fromat: unknown key. Did you mean format? Available: dir, format, out, price_per_hour"),
