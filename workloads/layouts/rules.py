@@ -6,6 +6,7 @@ A rule is a row in `RULES`. If a rule applies to only some trainers, its row nam
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -37,6 +38,7 @@ class Site:
     on_gpu: bool = True
     # The torch version that runs the layout; None if the layout is planned for another machine.
     torch: tuple[int, ...] | None = None
+    architecture: str = ""  # `workloads.api.recipes` defines it; empty in plans, which assume that kernels exist
 
     @classmethod
     def of(cls, cluster: Cluster) -> Site:
@@ -398,6 +400,13 @@ def _check_block(job: Job, site: Site) -> Iterator[str]:
         yield f"{schedule} splits the backward pass, and that of block manual is one: block has to be pytorch"
 
 
+def _check_sinks(job: Job, site: Site) -> Iterator[str]:
+    """Check that attention with sinks has a kernel: FlashAttention 4 (workloads/attention/kernels.toml), or a CPU."""
+    if job.model.gpt_oss and not re.match(r"(cpu|sm(9|10)\d)\b|$", site.architecture):
+        needs = "needs FlashAttention 4, for NVIDIA GPUs of compute capability 9.x or 10.x"
+        yield f"the model's attention with sinks {needs}; this device is {site.architecture.split()[0]}"
+
+
 def _check_own_model(job: Job, site: Site) -> Iterator[str]:
     """Check the limits of blocks with experts, or with norms of queries and keys."""
     model, schedule = job.model, job.layout.schedule
@@ -425,6 +434,7 @@ TITAN = frozenset({"torchtitan"})
 MEGATRON = frozenset(name for name, trainer in TRAINERS.items() if trainer.core == "megatron")
 RULES = (
     Rule("the degrees multiply to the number of ranks", _check_ranks),
+    Rule("the device has the attention kernel", _check_sinks, ONLY_OWN),
     Rule("tp divides heads, sizes and sequence", _check_tp),
     Rule("tp stays within a node", _check_domain),
     Rule("cp divides the sequence", _check_cp),

@@ -211,12 +211,16 @@ class ParallelParameters:
             expert_loads="natural" if self.imbalance is None else "equal" if self.imbalance == 1 else "unequal",
         )
 
-    def find_violation(
-        self, ranks: int, ranks_per_node: int, *, on_gpu: bool, rules: Iterable[Rule] | None = None
-    ) -> Violation | None:
+    def find_violation(self, machine: Machine, rules: Iterable[Rule] | None = None) -> Violation | None:
         """Return the first of the `rules` (by default, all) that the layout breaks on these ranks, or None."""
-        across = self.tp_across_nodes
-        site = Site(ranks, ranks_per_node, tp_across_domains=across, on_gpu=on_gpu, torch=TORCH_VERSION)
+        site = Site(
+            machine.world_size,
+            machine.ranks_per_node,
+            architecture=machine.architecture,
+            tp_across_domains=self.tp_across_nodes,
+            on_gpu=machine.kind == "gpu",
+            torch=TORCH_VERSION,
+        )
         return find_violation(self.job, site, rules)
 
     def estimate_speed(self, machine: Machine) -> dict[str, float]:
@@ -263,8 +267,7 @@ class Parallel(Workload):
         if machine.architecture and (reason := parameters.unsupported_dtype_reason(machine.architecture)):
             reason = f"dtype={parameters.dtype} is {reason}"
             return Estimate(reason, "the device has the data type", description=description)
-        ranks, per_node, on_gpu = machine.world_size, machine.ranks_per_node, machine.kind == "gpu"
-        if violation := parameters.find_violation(ranks, per_node, on_gpu=on_gpu):
+        if violation := parameters.find_violation(machine):
             return Estimate(violation.reason, violation.rule, description=description)
         memory_gib = peak_memory(parameters.job, machine.cluster).needed_gib
         if machine.memory_gib is not None and memory_gib > machine.memory_gib:

@@ -68,9 +68,7 @@ class Listing:
             checked = [rule for rule in rules_of(OWN) if rule.name in rules]
             for point in self._choose(chosen, lambda name: name in names):
                 parameters = self._parameters(point)
-                if broken := parameters.find_violation(
-                    machine.world_size, machine.ranks_per_node, on_gpu=machine.kind == "gpu", rules=checked
-                ):
+                if broken := parameters.find_violation(machine, checked):
                     estimate = Estimate(broken.reason, broken.rule, description=str(parameters.layout))
                     yield self._exclude(point, estimate)
                 else:

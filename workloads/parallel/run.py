@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
+from workloads.api.contract import Infeasible, Machine, Measurement, Rank, Scalar
 from workloads.api.steps import StepReports
 from workloads.estimator.own_trainer import keeps_weights
 from workloads.estimator.placed_job import PlacedJob
@@ -84,9 +84,10 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     process_setup.keep_compiled_kernels()
     # As in torchtitan's run_train.sh. This must precede reading the architecture, which initializes CUDA.
     process_setup.enable_expandable_segments(device)
-    if violation := parameters.find_violation(rank.world_size, rank.ranks_per_node, on_gpu=device.type == "cuda"):
+    kind, architecture = "cpu" if device.type == "cpu" else "gpu", devices.architecture(device)
+    if violation := parameters.find_violation(Machine(kind, architecture, rank.world_size, rank.ranks_per_node)):
         raise Infeasible(violation.reason)
-    if reason := parameters.unsupported_dtype_reason(devices.architecture(device)):
+    if reason := parameters.unsupported_dtype_reason(architecture):
         raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     layout = parameters.layout
     spec = apply.ModelSpec(

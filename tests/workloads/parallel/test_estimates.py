@@ -33,7 +33,7 @@ H200 = machine_of(planned_target(catalogue()["h200"], 8), 8)
 
 def memory_gib(model: str = "llama3_8b", world_size: int = 8, **fields: object) -> float:
     parameters = training(model=model, **fields)
-    assert parameters.find_violation(world_size, 8, on_gpu=True) is None
+    assert parameters.find_violation(replace(H200, world_size=world_size)) is None
     return peak_memory(parameters.job, H200.cluster).needed_gib
 
 

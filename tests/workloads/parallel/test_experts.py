@@ -18,7 +18,7 @@ from tests.support.parallel_ranks import (
     draw_batch,
     train_in_one_process,
 )
-from workloads.api.contract import Infeasible, Measurement, Rank
+from workloads.api.contract import Infeasible, Machine, Measurement, Rank
 from workloads.api.trial import run_trial
 from workloads.layouts.layout import Layout
 from workloads.llama.model import Block
@@ -186,7 +186,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(changes: dict[str, Any],
 )
 def test_what_experts_do_not_support_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     parameters = ParallelParameters(**({"model": "experts_tiny", "sequence_length": LENGTH} | changes))
-    violation = parameters.find_violation(parameters.layout.gpus, 8, on_gpu=True)
+    violation = parameters.find_violation(Machine("gpu", "sm90", parameters.layout.gpus, 8))
     assert violation is not None and message in violation.reason
 
 

@@ -68,6 +68,13 @@ def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Ca
             ["gpus=8", "hardware=mi300x", "plan=true", "space.block=manual", "space.dtype=fp8_tensorwise"],
             "dtype=fp8_tensorwise is not for AMD's GPUs: this block's casts are Triton kernels",
         ),
+        *(
+            (
+                ["gpus=8", f"hardware={name}", "plan=true", "model=gpt_oss_20b"],
+                "attention with sinks needs FlashAttention 4, for NVIDIA GPUs of compute capability 9.x or 10.x; this",
+            )
+            for name in ("mi300x", "a100")
+        ),
         (["gpus=2", "hardware=h200"], "hardware=h200: not in the cluster"),
         (["gpus=2", "projection.nodes=2,x"], "projection.nodes=2,x: must be numbers of nodes"),
         (
