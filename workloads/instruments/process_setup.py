@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -53,16 +54,20 @@ def supports_expandable_segments(device: torch.device) -> bool:
     return device.type != "cpu" and (not torch.version.hip or int(torch.version.hip.partition(".")[0]) >= 7)
 
 
+@cache  # once per process: for a later trial, CUDA is initialized, with this setting
 def enable_expandable_segments(device: torch.device) -> None:
     """Let segments grow if the device supports it and the environment does not forbid it.
 
     PyTorch reads allocator settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so a process must
-    call this before it uses its GPU. Calling it later has no effect, as `describe_segments` shows. The environment is
-    then restored, because a trial records the environment that it was started with.
+    call this before it uses its GPU. A later first call only prints that it has no effect; `describe_segments` records
+    it. The environment is then restored, because a trial records the environment that it was started with.
     """
     # PyTorch uses only the first variable that is set, so this variable repeats the existing settings.
     settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
-    if "expandable_segments" in settings or not supports_expandable_segments(device) or torch.cuda.is_initialized():
+    if "expandable_segments" in settings or not supports_expandable_segments(device):
+        return
+    if torch.cuda.is_initialized():
+        print("expandable_segments is off: this process used its GPU before, which may cost memory", flush=True)
         return
     original = os.environ.get(VARIABLES[0])
     os.environ[VARIABLES[0]] = ",".join(filter(None, (settings, "expandable_segments:True")))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,13 +24,15 @@ def test_segments_grow_on_cuda_and_on_rocm_from_7() -> None:
 
 
 @pytest.fixture
-def initialized(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+def initialized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str | None]]:
     """Return what the first use of a GPU finds in PYTORCH_ALLOC_CONF, of an environment without settings."""
     for name in process_setup.VARIABLES:
         monkeypatch.delenv(name, raising=False)
+    enable_expandable_segments.cache_clear()
     values: list[str | None] = []
     monkeypatch.setattr(torch, "empty", lambda *_, **__: values.append(os.environ.get("PYTORCH_ALLOC_CONF")))
-    return values
+    yield values
+    enable_expandable_segments.cache_clear()
 
 
 def test_a_device_without_them_gets_no_settings(initialized: list[str | None]) -> None:
@@ -57,12 +60,24 @@ def test_the_environments_settings_are_kept(
     assert initialized == expected and dict(os.environ) == before
 
 
-def test_no_setting_changes_once_the_gpu_is_in_use(
-    initialized: list[str | None], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("enabled_before", "settings", "printed"), [(False, "", 1), (True, "", 0), (False, "expandable_segments:False", 0)]
+)
+def test_a_setting_that_comes_too_late_is_named_unless_an_earlier_trial_or_the_user_made_it(
+    enabled_before: bool,
+    settings: str,
+    printed: int,
+    initialized: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", settings)
+    if enabled_before:
+        enable_expandable_segments(GPU)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     enable_expandable_segments(GPU)
-    assert initialized == []
+    assert len(initialized) == enabled_before
+    assert capsys.readouterr().out.count("expandable_segments is off") == printed
 
 
 @pytest.mark.gpu
