@@ -23,7 +23,7 @@ from sweeper.config.catalogue import use_config_dir
 from sweeper.config.environment import check_name
 from sweeper.config.resolution import CONF, ResolvedConfig, resolve
 from sweeper.config.schema import Config
-from sweeper.config.space import NULL_CHOICE
+from sweeper.config.space import BY_GPUS, NULL_CHOICE
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError
 from workloads.api.validation import keys_of
@@ -145,6 +145,8 @@ def _quote(override: str, multirun: bool) -> str:
     if not VALUE_KEYS.match(override):
         return override
     name, _, value = override.partition("=")
+    if BY_GPUS.fullmatch(value):  # not of Hydra's grammar
+        return f'{name}="{value}"'
     override = name + "=" + NULL_CHOICE.sub(r"[\1]", value)
     try:
         parsed = OverridesParser.create().parse_override(override)

@@ -1,13 +1,14 @@
 """Values in a space that depend on the devices: the number of GPUs, a named layout, and environment variables.
 
 tp: divisors(gpus)               all divisors of the number of GPUs, such as 1, 2, 3 and 6 for 6 GPUs
+ep: divisors(gpus)               the same if a model has experts, otherwise 1
 global_batch: multiple(gpus, 64) the smallest multiple of the number of GPUs that is at least 64
 workload.strategy=NAME           a fixed layout from the table `conf/strategies.yaml`
 environment                      variables that a device's YAML file in `conf/hardware/` sets by default
 """
 
-import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -19,14 +20,13 @@ from sweeper.config.environment import PREFIX, check_name, check_values, only_va
 from sweeper.config.hardware import Target
 from sweeper.config.resolution import CONF, ResolvedConfig
 from sweeper.config.schema import Hardware
-from sweeper.config.space import Space
+from sweeper.config.space import BY_GPUS, Choice, Space
 from workloads.api.errors import UserInputError
 from workloads.api.validation import build
 from workloads.layouts.enumeration import divisors
+from workloads.models.trained import load_trained_model
 from workloads.suggestions import suggest
 
-DIVISORS = "divisors(gpus)"
-MULTIPLE = re.compile(r"multiple\(gpus, *([1-9]\d*)\)")
 # The values of parameters that a row of the strategies table omits.
 DEFAULTS = {"dp_replicate": 1, "cp": 1, "stages_per_rank": 1, "schedule": "1f1b"}
 FROM_SPACE = "space.env"
@@ -35,7 +35,10 @@ FROM_NODES = "the nodes' environment"
 
 def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
     """Fill in the values that depend on the number of GPUs. Raises UserInputError if the strategy has no layout."""
-    resolved = resolved.with_space(_apply_count(resolved.config.space, gpus))
+    entries, is_command = resolved.config.space, resolved.settings is not None
+    if entries.get("ep") == "divisors(gpus)" and not is_command and not _has_experts(entries, target.hardware.kind):
+        entries = {name: entry for name, entry in entries.items() if name != "ep"}  # only 1 is valid
+    resolved = replace(resolved, config=replace(resolved.config, space=_apply_count(entries, gpus)))
     strategy = resolved.config.workload.strategy
     if strategy is None:
         return resolved
@@ -57,11 +60,18 @@ def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedC
 def _apply_count(entry: Any, gpus: int) -> Any:
     if isinstance(entry, Mapping):
         return {name: _apply_count(value, gpus) for name, value in entry.items()}
-    if entry == DIVISORS:
-        return list(divisors(gpus))
-    if isinstance(entry, str) and (multiple := MULTIPLE.fullmatch(entry)):
-        return -(-int(multiple[1]) // gpus) * gpus
-    return entry
+    if not isinstance(entry, str) or not (found := BY_GPUS.fullmatch(entry)):
+        return entry
+    return -(-int(found[1]) // gpus) * gpus if found[1] else list(divisors(gpus))
+
+
+def _has_experts(space: Mapping[str, Any], kind: str) -> bool:
+    """Return whether a model of the space has experts or is not known here, which is reported later."""
+    model = spaces.parse_entry("model", spaces.select_kind(space.get("model"), kind, "space.model"))
+    names = model.values if isinstance(model, Choice) else (model,)
+    with suppress(ValueError):
+        return any(load_trained_model(str(name)).experts for name in names)
+    return True
 
 
 @dataclass(frozen=True)

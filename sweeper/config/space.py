@@ -38,8 +38,9 @@ _PLAIN_TEXT = re.compile(r"(?!\.+\d)[A-Za-z_./][\w./:-]*", re.ASCII)  # needs no
 NULL_CHOICE = re.compile(r"^choice\((.*\bnull\b.*)\)$")  # Hydra's choice() rejects null, but a list may contain it
 ALLOWED_FORMS = (
     "range(first, end, step), choice(a, b), interval(low, high), for a log scale tag(log, interval(low, high)), "
-    "or a constant"
+    "divisors(gpus), multiple(gpus, 64), or a constant"
 )
+BY_GPUS = re.compile(r"divisors\(gpus\)|multiple\(gpus, *([1-9]\d*)\)")  # see `sweeper.config.device_values`
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ LEVELS: tuple[Level, ...] = (
     ),
     (("global_batch", "micro_batch"), ("micro-batches divide the global batch",)),
     (("stages_per_rank", "schedule"), ("stages and schedule agree", "micro-batches fill the pipeline")),
+    (("ep",), ("ep divides the experts",)),
 )
 WORLD_SIZE_RULE = RULES[0].name
 # Parameters that trade time for memory, each with the value that is fastest in every layout.

@@ -33,6 +33,16 @@ def test_a_plan_shows_tried_and_excluded_points_and_the_projection(
     )
 
 
+def test_experts_are_divided_by_default_and_presets_values_can_be_typed(run_cli: Callable[..., CommandResult]) -> None:
+    target = ("workload=parallel", "gpus=4", "hardware=h200", "plan=true", "space.tp=divisors(gpus)")
+    experts = run_cli(*target, "model=qwen3_30b_a3b", "space.global_batch=multiple(gpus, 9)", "space.state=bf16")
+    assert experts.code == 0, experts.err
+    assert " tp, " in experts.out and " ep, " in experts.out and "global_batch=12" in experts.out
+    assert "dp_shard 4 x ep 2" in experts.out
+    dense = run_cli(*target)
+    assert dense.code == 0 and " tp, " in dense.out and " ep" not in dense.out
+
+
 def test_a_plan_can_be_made_for_gpus_that_this_machine_does_not_have(run_cli: Callable[..., CommandResult]) -> None:
     result = run_cli("workload=parallel", "model=llama3_70b", "gpus=16", "hardware=h200", "plan=true", "space.tp=8")
     assert result.code == 0, result.err
