@@ -11,8 +11,8 @@ The cells are in `results/offload_h200_cells.csv`: Llama 3 8B and 1B, 512 to 262
 of host memory that ml_dataflow (C and CUDA) publishes for an H100, with its steps and rates. `estimate` plans each
 cell's step with the rates in `results/offload_h200_rates.json`, interpolated in the sequence length, and replays the
 plans of the cells with the lowest ratios. `measure` trains one warm-up step and three timed steps of about `--tokens`
-tokens. With `--hardware h100`, the cells are the 15B and 32B cells in `results/offload_h100_cells.csv`, planned with
-the catalogue's rates.
+tokens. With `--hardware h100`, the cells are those in `results/offload_h100_cells.csv`, which also has 15B and 32B with
+128 GiB of host memory or more, planned with the catalogue's rates.
 """
 
 import argparse
@@ -216,7 +216,7 @@ def estimate(processes: int, replayed: int, hardware: str | None) -> None:
 def measure(names: list[str], tokens: int, steps: int, hardware: str | None) -> None:
     """Train within the budgets of the named cells, and fill in their measured columns.
 
-    With `hardware`, the cells are those of the larger models, with one warm-up round.
+    With `hardware`, the cells are those of its own table, with one warm-up round.
     """
     from workloads.api.contract import Infeasible, Rank
     from workloads.api.trial import run_trial
@@ -306,7 +306,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="model:sequence_length[:host_gib:device_gib]")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--replay", type=int, default=20)
-    parser.add_argument("--hardware", help="the larger models' cells, estimated by the catalogue's rates of it")
+    parser.add_argument("--hardware", help="the cells of its own table, estimated by the catalogue's rates of it")
     parser.add_argument("--tokens", type=int, default=131072)
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_intermixed_args()
