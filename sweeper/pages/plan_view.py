@@ -220,4 +220,4 @@ def describe_duration(plan: SweepPlan) -> str:
     if budget.time_s is None or budget.trials is None or plan.estimates is None or budget.time_s >= steps_s:
         return text
     fitting = int(min(budget.trials, len(plan.estimates.valid)) * budget.time_s / steps_s)
-    return f"{text}; budget.time_s has room for the steps of {count(fitting, 'trial')}"
+    return f"{text}; without them, budget.time_s has room for the steps of {count(fitting, 'trial')}"

@@ -48,7 +48,7 @@ def plan(
         (
             {"time_s": 3999.0},
             "estimate about 1:06:40 of steps by the cost model; starting and compiling come on top; "
-            "budget.time_s has room for the steps of 49 trials",
+            "without them, budget.time_s has room for the steps of 49 trials",
         ),
         ({"trials": None}, ""),
         ({"parameters": lambda batch: object()}, ""),
