@@ -159,11 +159,6 @@ class ParallelParameters:
         experts = model.experts if len(dense) < self.layers else 0
         return replace(model, layers=self.layers, dense_layers=dense, experts=experts)
 
-    def unsupported_dtype_reason(self, architecture: str) -> str:
-        """Return why the block cannot train in this data type on a device, phrased to follow "it is"."""
-        find = unsupported_block_rate_reason if self.block == "manual" else unsupported_layer_rate_reason
-        return find(self.dtype, architecture)
-
     @property
     def routing(self) -> Routing:
         losses = {name: getattr(self, name) or 0.0 for name in EXPERT_PARAMETERS if name != "imbalance"}
@@ -212,15 +207,13 @@ class ParallelParameters:
         )
 
     def find_violation(self, machine: Machine, rules: Iterable[Rule] | None = None) -> Violation | None:
-        """Return the first of the `rules` (by default, all) that the layout breaks on these ranks, or None."""
-        site = Site(
-            machine.world_size,
-            machine.ranks_per_node,
-            architecture=machine.architecture,
-            tp_across_domains=self.tp_across_nodes,
-            on_gpu=machine.kind == "gpu",
-            torch=TORCH_VERSION,
-        )
+        """Return the data type that the device lacks, or the first of the `rules` (by default, all) that is broken."""
+        architecture, on_gpu = machine.architecture, machine.kind == "gpu"
+        find = unsupported_block_rate_reason if self.block == "manual" else unsupported_layer_rate_reason
+        if architecture and (reason := find(self.dtype, architecture)):
+            return Violation("the device has the data type", f"dtype={self.dtype} is {reason}")
+        site = Site(machine.world_size, machine.ranks_per_node, architecture=architecture, on_gpu=on_gpu)
+        site = replace(site, tp_across_domains=self.tp_across_nodes, torch=TORCH_VERSION)
         return find_violation(self.job, site, rules)
 
     def estimate_speed(self, machine: Machine) -> dict[str, float]:
@@ -264,9 +257,6 @@ class Parallel(Workload):
     def estimate(self, parameters: ParallelParameters, machine: Machine) -> Estimate:
         """Check whether the layout is valid and fits in memory, and estimate its speed."""
         description = str(parameters.layout)
-        if machine.architecture and (reason := parameters.unsupported_dtype_reason(machine.architecture)):
-            reason = f"dtype={parameters.dtype} is {reason}"
-            return Estimate(reason, "the device has the data type", description=description)
         if violation := parameters.find_violation(machine):
             return Estimate(violation.reason, violation.rule, description=description)
         memory_gib = peak_memory(parameters.job, machine.cluster).needed_gib

@@ -87,8 +87,6 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
     kind, architecture = "cpu" if device.type == "cpu" else "gpu", devices.architecture(device)
     if violation := parameters.find_violation(Machine(kind, architecture, rank.world_size, rank.ranks_per_node)):
         raise Infeasible(violation.reason)
-    if reason := parameters.unsupported_dtype_reason(architecture):
-        raise Infeasible(f"dtype={parameters.dtype} is {reason}")
     layout = parameters.layout
     spec = apply.ModelSpec(
         parameters.shape,
