@@ -166,8 +166,9 @@ def _device(hardware: Hardware, architecture: str, sustained: Mapping[str, float
 
 
 def _assumed_tflops(hardware: Hardware) -> dict[str, float]:
-    bf16 = hardware.dense_peak_tflops.get("bf16")
-    return {"bf16": hardware.achieved_share * bf16} if bf16 else {}
+    peaks = hardware.dense_peak_tflops
+    dtype = "bf16" if peaks.get("bf16") else "fp16"
+    return {dtype: hardware.achieved_share * peaks[dtype]} if peaks.get(dtype) else {}
 
 
 def build_machine(target: Target, world_size: int, topology: Topology, achieved_tflops: Mapping[str, float]) -> Machine:

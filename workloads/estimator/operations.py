@@ -122,7 +122,7 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
         scores = placed.tokens * job.sequence_length * model.heads / placed.layout.tp
         traffic = scores * (SCORE_BACKWARD_BYTES if backward else SCORE_FORWARD_BYTES)
         flops = 4 * scores * model.head_size * (2 if backward else 1)
-        return flops / sustained_flops(placed.cluster.device, "bf16") + placed.pass_s(traffic)
+        return flops / sustained_flops(placed.cluster.device, placed.plain_dtype) + placed.pass_s(traffic)
     length = job.document_tokens or job.sequence_length
     # Treated as a causal sequence with the same number of keys per token. With a window of 128 in 8,192 tokens,
     # FlashAttention 2 has 0.24 of its causal rate on an H200 (64 heads of 64 features, forward; backward 0.26).

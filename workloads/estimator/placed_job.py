@@ -44,7 +44,8 @@ class PlacedJob:
         # Megatron FSDP's guide advises --grad-reduce-in-bf16.
         is_short = layout.sharding == "megatron_fsdp" or job.state == "bf16"
         usual = 2 if is_short else self.trainer.gradient_bytes
-        self.plain_dtype = "fp32" if job.precision == "fp32" else "bf16"  # data type of attention and the head
+        # The data type of attention and the head.
+        self.plain_dtype = self.precision.dtype if self.precision.dtype in ("fp16", "fp32") else "bf16"
         self.element_bytes = 4 if job.precision == "fp32" else 2  # per weight in a GEMM, and per activation
         self.gradient_bytes = job.gradient_bytes or usual  # per gradient in its reduction
         # Bytes per gathered weight. A block with a manual backward pass casts after gathering.

@@ -267,7 +267,8 @@ def _check_sharding(job: Job, site: Site) -> Iterator[str]:
 def _check_dtype(job: Job, site: Site) -> Iterator[str]:
     dtype = PRECISIONS[job.precision].dtype
     if site.peak_tflops and dtype not in site.peak_tflops:
-        yield f"precision={job.precision}: {site.device} has no {dtype} units or no known peak for them"
+        known = ", ".join(name for name in PRECISIONS if name in site.peak_tflops)
+        yield f"precision={job.precision}: {site.device} has no {dtype} units or no known peak for them. It has {known}"
 
 
 def _check_own_precision(job: Job, site: Site) -> Iterator[str]:
@@ -385,8 +386,8 @@ def _check_documents(job: Job, site: Site) -> Iterator[str]:
 
 
 def _check_state(job: Job, site: Site) -> Iterator[str]:
-    if job.state == "bf16" and job.precision == "fp32":
-        yield "state bf16 keeps weights in bf16, and dtype fp32 multiplies fp32 ones: state has to be fp32"
+    if job.state == "bf16" and (dtype := PRECISIONS[job.precision].dtype) in ("fp16", "fp32"):
+        yield f"state bf16 keeps weights in bf16, and dtype {dtype} multiplies {dtype} ones: state has to be fp32"
 
 
 def _check_block(job: Job, site: Site) -> Iterator[str]:
@@ -450,6 +451,7 @@ RULES = (
     Rule("Megatron-LM has the settings", _check_megatron, MEGATRON),
     Rule("what is sharded agrees", _check_sharding),
     Rule("the device has the data type", _check_dtype),
+    Rule("state and products agree", _check_state),
     Rule("the trainer has the precision", _check_own_precision, ONLY_OWN),
     Rule("checkpointing_freq selects blocks", _check_checkpointing, ONLY_OWN, is_tradable=True),
     Rule("the GEMM of gate and up can be divided", _check_selective_up, ONLY_OWN, is_tradable=True),
@@ -459,7 +461,6 @@ RULES = (
     Rule("asynchronous tensor parallel is supported", _check_async_tp, ONLY_OWN),
     Rule("a CUDA graph is supported", _check_cuda_graph, ONLY_OWN),
     Rule("document masks are supported", _check_documents, ONLY_OWN),
-    Rule("state and products agree", _check_state, ONLY_OWN),
     Rule("the manual block is supported", _check_block, ONLY_OWN),
     Rule("the model's blocks are supported", _check_own_model, ONLY_OWN),
 )

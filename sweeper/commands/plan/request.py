@@ -248,7 +248,7 @@ def build_problem(request: PlanRequest) -> Problem:
         if (value := getattr(request, name)) is not None:
             raise UserInputError(f"{write_words({name: value})}: {request.model} has no experts")
     job = _build_job(request, model, trainer, reading)
-    of_job = {name: getattr(job, name) for name in ("state", *OF_EXPERTS)}
+    of_job = {name: getattr(job, name) for name in ("precision", "state", *OF_EXPERTS)}
     if reason := find_trainer(trainer).find_unsupported(given | of_job):
         raise UserInputError(reason)
     if not request.daily_tokens:

@@ -2,7 +2,9 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, defaul
 from sweeper.commands.plan.side_by_side import compare_hardware
 from sweeper.commands.plan.text import head_lines, layouts_table, parts_table, tail_lines
 from sweeper.common.format import round_to_band
+from sweeper.config.catalogue import catalogue
 from sweeper.preflight.clusters import build_cluster, list_mismatches
 from sweeper.preflight.corrections import Correction, Place, keep
 from tests.conftest import run_in_process
@@ -25,6 +28,7 @@ from workloads.estimator.pipeline import stage_layers
 from workloads.estimator.questions import SECONDS_PER_DAY, Reliability, explain_slower
 from workloads.estimator.search import bound_gib, find_layouts
 from workloads.estimator.step import estimate_job
+from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.enumeration import list_families
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
@@ -66,6 +70,10 @@ SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]
         (["model=llama3_70b", "gpus=4", "state=bf16"], "no layout fits; .*. It fits with gpus=8$"),
         (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed is planned without it; it has to be 1"),
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
+        (["hardware=v100"], "precision=bf16: v100 has no bf16 units or .*\\. It has fp16, fp32$"),
+        (["hardware=v100", "precision=fp16"], "Available: bf16, .* with trainer=own; trainer=megatron does not"),
+        (["trainer=torchtitan", "precision=fp16"], "precision=fp16: torchtitan does not run it. Allowed .*: bf16, "),
+        (["hardware=v100", "trainer=megatron", "precision=fp16", "state=bf16"], "dtype fp16 multiplies fp16 ones"),
         (["layout=no.toml"], "layout=no.toml: No such file"),
         (
             ["model=mpt_7b", "trainer=own"],
@@ -104,6 +112,23 @@ def test_invalid_input_is_named_in_a_line(words: list[str], message: str) -> Non
     with pytest.raises(UserInputError, match=message) as caught:
         answer(read_request([*kept, *words]))
     assert "\n" not in str(caught.value)
+
+
+def test_each_device_is_planned_or_refused_in_each_precision() -> None:
+    """GPUs of one architecture with peaks of the same data types are alike."""
+    gpus = [gpu for gpu in catalogue().values() if gpu.bandwidth_tb_s]
+    alike = {(gpu.architecture, *gpu.dense_peak_tflops): gpu.name for gpu in gpus}
+    size = ["model=llama3_1b", "gpus=8", "dp_shard=8", "micro_batch=1", "sequence_length=1024", "global_batch=8"]
+    planned = set()
+    for name, precision, trainer in product(alike.values(), PRECISIONS, ("megatron", "megatron-lm", "own")):
+        with suppress(UserInputError):
+            words = [*size, f"hardware={name}", f"precision={precision}", f"trainer={trainer}"]
+            search(build_problem(read_request(words)), keep=1)
+            planned.add((name, precision, trainer))
+    assert {one for name, one, trainer in planned if (name[:4], trainer) == ("v100", "megatron")} == {
+        *("fp16", "fp16_amp", "fp32")
+    }
+    assert {name for name, precision, trainer in planned if precision == "fp32"} == {*alike.values()}
 
 
 def test_experts_of_our_trainer_are_planned_with_its_own_exchange() -> None:
