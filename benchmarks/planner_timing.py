@@ -2,9 +2,10 @@
 
     python benchmarks/planner_timing.py [--gpus 64 512 4096] [--repeats 5]
 
-`python -m sweeper plan` searches all layouts of Llama 3 70B for the fastest ones; `plan=true` lists the layouts in the
-search space of `workload=parallel`. CPU seconds are user plus system time of one process, the minimum of several runs.
-Other processes on the machine increase them too, since hyperthreads and caches are shared.
+`python -m sweeper plan` searches all layouts of Llama 3 70B, or of a model with experts, for the fastest ones;
+`plan=true` lists the layouts in the search space of `workload=parallel`. CPU seconds are user plus system time of one
+process, the minimum of several runs. Other processes on the machine increase them too, since hyperthreads and caches
+are shared.
 """
 
 import argparse
@@ -18,8 +19,12 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 COMMANDS = {
     "sweeper plan": ("-m", "sweeper", "plan", "model=llama3_70b", "hardware=h100", "trainer=torchtitan"),
+    "Qwen3-30B": ("-m", "sweeper", "plan", "model=qwen3_30b_a3b", "hardware=h100", "trainer=own"),
+    "Qwen3-235B": ("-m", "sweeper", "plan", "model=qwen3_235b_a22b", "hardware=h100", "trainer=torchtitan"),
+    "DeepSeek-V3": ("-m", "sweeper", "plan", "model=deepseek_v3", "hardware=h100", "trainer=megatron"),
     "plan=true": ("-m", "sweeper", "workload=parallel", "model=llama3_70b", "hardware=h100", "plan=true"),
 }
+FEWEST_GPUS = {"Qwen3-235B": 512, "DeepSeek-V3": 512}  # on fewer, the model does not fit
 
 
 def cpu_seconds(words: Sequence[str], folder: str) -> float:
@@ -38,8 +43,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         for gpus in args.gpus:
-            for name, words in COMMANDS.items():
-                fewest_s = min(cpu_seconds([*words, f"gpus={gpus}"], folder) for _ in range(args.repeats))
+            for name in [name for name in COMMANDS if gpus >= FEWEST_GPUS.get(name, 0)]:
+                fewest_s = min(cpu_seconds([*COMMANDS[name], f"gpus={gpus}"], folder) for _ in range(args.repeats))
                 print(f"{name:14} {gpus:5} GPUs: {fewest_s:.1f} s", flush=True)
 
 

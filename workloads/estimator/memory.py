@@ -31,7 +31,7 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     layers = rank_layers(model, layout)
     ranks = range(len(layers)) if ranks is None else ranks
     if is_counted(placed):
-        return tuple(_own_memory(placed, rank, sum(some.count for some in layers[rank])) for rank in ranks)
+        return tuple(_own_memory(placed, rank, sum(some.number for some in layers[rank])) for rank in ranks)
     # Bytes that a block of each kind saves per micro-batch, and bytes that recomputing a block holds, gradients
     # included.
     saved = {layer: saved_bytes(placed, layer) for layer in model.layer_kinds.values()}
@@ -51,7 +51,7 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     for rank in ranks:
         weights = rank_weights(placed, rank, layers[rank])
         parameters, gradients, moments = _states(placed, weights)
-        activations = sum(saved[some.layer] * some.count for some in layers[rank]) * in_flight(rank, layout)
+        activations = sum(saved[some.layer] * some.number for some in layers[rank]) * in_flight(rank, layout)
         working = max(recomputed, loss if rank == head_rank(layout) else 0.0)
         gathered = _gathered_bytes(placed, weights, layers[rank][-1].layer) + placed.trainer.buffers_gib * GIB
         states = {"parameters": parameters, "gradients": gradients, "optimizer_states": moments}

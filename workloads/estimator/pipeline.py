@@ -9,18 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from workloads.layouts.layout import CONTROLLED_SCHEDULES, SPLIT_SCHEDULES, V_SCHEDULES, Layout, Schedule
 from workloads.models.model import Model
 
 
-@dataclass(frozen=True)
-class RankLayers:
+class RankLayers(NamedTuple):
     """Identical layers on a pipeline rank: the index of one of them, and their number."""
 
     layer: int
-    count: int
+    number: int
 
 
 def rank_layers(model: Model, layout: Layout) -> tuple[tuple[RankLayers, ...], ...]:

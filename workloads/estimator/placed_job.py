@@ -96,11 +96,10 @@ class Weights:
 
 
 def block_gpu_weights(placed: PlacedJob, layer: int) -> Weights:
-    model, layout = placed.model, placed.layout
-    experts = model.expert_weights(layer) / layout.ep
+    layout, (shared, mlp, experts) = placed.layout, placed.model.layer_weights[layer]
     # In this project's trainer, tensor-parallel ranks hold whole routers and shared experts.
-    whole = model.shared_mlp_weights(layer) if is_own(placed.job) and model.has_experts(layer) else 0
-    return Weights((model.shared_weights(layer) - whole) / layout.tp + whole, experts)
+    whole = mlp if is_own(placed.job) and experts else 0
+    return Weights((shared - whole) / layout.tp + whole, experts / layout.ep)
 
 
 def end_weights(placed: PlacedJob, rank: int) -> Weights:
@@ -115,7 +114,7 @@ def end_weights(placed: PlacedJob, rank: int) -> Weights:
 
 def rank_weights(placed: PlacedJob, rank: int, layers: tuple[RankLayers, ...]) -> Weights:
     """Return the weights on one GPU of a pipeline rank, including the embedding and the head if the rank has them."""
-    blocks = [(block_gpu_weights(placed, some.layer), some.count) for some in layers]
+    blocks = [(block_gpu_weights(placed, some.layer), some.number) for some in layers]
     shared = end_weights(placed, rank).shared + sum(block.shared * count for block, count in blocks)
     return Weights(shared, sum(block.experts * count for block, count in blocks))
 

@@ -1,10 +1,13 @@
 """Find a job's fastest layouts on a cluster. Bounds exclude only layouts that cannot be among the fastest."""
 
+from __future__ import annotations
+
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -14,6 +17,8 @@ from workloads.estimator.step import estimate_job, step_bound_s, step_seconds
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.enumeration import Family, list_families
 from workloads.layouts.layout import Job, Layout, vary
+
+Options = Mapping[str, Sequence[Any]]  # the values that a search tries, by layout field
 
 
 def bound_gib(memory: StageMemory, job: Job, cluster: Cluster) -> float:
@@ -36,6 +41,10 @@ class Candidate:
     estimate: JobEstimate
 
 
+def estimate_layout(layout: Layout, job: Job, cluster: Cluster) -> Candidate:
+    return Candidate(layout, estimate_job(replace(job, layout=layout), cluster))
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The outcome of a search."""
@@ -46,20 +55,22 @@ class SearchResult:
     # number of layouts that do not fit; larger micro-batches or fewer shards do not fit either
     too_large: int
     slower: int  # number of layouts that are too slow to be among the best, by step time or by its bound
+    search: Search  # to search again, with other memory
 
 
 def find_layouts(
-    job: Job, cluster: Cluster, options: Mapping[str, Sequence[Any]], fixed: Mapping[str, Any], keep: int = 20
+    job: Job, cluster: Cluster, options: Options, fixed: Mapping[str, Any], keep: int = 20, again: Search | None = None
 ) -> SearchResult:
-    """Return the `keep` fastest layouts that fit. See `list_families` for `options` and `fixed`."""
+    """Return the `keep` fastest layouts that fit. See `list_families` for `options` and `fixed`. `again` is the search
+    of an earlier result, for a device that differs only in memory; it keeps the costs of layouts."""
+    search = again or Search(job, cluster, options, fixed)
     for share in (1 + find_band(job, cluster, "memory").error_share, 1.0):
-        search = _Search(job, cluster, keep, cluster.usable_gib / share)
-        search.run(list_families(job, cluster, options, fixed))
+        search.run(keep, cluster.usable_gib / share)
         if search.best or search.smallest is None or search.smallest_gib > cluster.usable_gib:
             break
-    best = tuple(search.candidate(layout) for _, _, layout in sorted(search.best, reverse=True))
-    smallest = None if search.smallest is None else search.candidate(search.smallest)
-    return SearchResult(best, smallest, search.estimated, search.too_large, search.slower)
+    best = tuple(estimate_layout(layout, job, cluster) for _, _, layout in sorted(search.best, reverse=True))
+    smallest = None if search.smallest is None else estimate_layout(search.smallest, job, cluster)
+    return SearchResult(best, smallest, search.estimated, search.too_large, search.slower, search)
 
 
 def _all_but_stages(family: Family) -> tuple[object, ...]:
@@ -78,27 +89,31 @@ def _all_but_stages(family: Family) -> tuple[object, ...]:
     return (*sizes, family.checkpointings, None if is_bounded else layout)
 
 
-class _Search:
-    """The state of a search, with a heap of the best layouts so far, slowest first."""
+class Search:
+    """A job's families, the costs of their layouts, and a run's heap of the best layouts so far, slowest first."""
 
-    def __init__(self, job: Job, cluster: Cluster, keep: int, room_gib: float) -> None:
+    def __init__(self, job: Job, cluster: Cluster, options: Options, fixed: Mapping[str, Any]) -> None:
+        groups = defaultdict[tuple[object, ...], list[Family]](list)
+        for family in list_families(job, cluster, options, fixed):
+            groups[_all_but_stages(family)].append(family)
+        self._groups = list(groups.values())
+        self._memory = cache(lambda layout: peak_memory(vary(job, layout=layout), cluster))
+        self._step_s = cache(lambda layout: step_seconds(vary(job, layout=layout), cluster))
+        self._bound_s = cache(lambda layout, most: step_bound_s(vary(job, layout=layout), cluster, any_stages=most))
+
+    def run(self, keep: int, room_gib: float) -> None:
+        """Consider layouts in order of their lower bound on step time, because the first ones rule out most others. A
+        family is considered once for each value of `checkpointing`, because slower values have higher bounds. Families
+        that differ only in the stages of a pipeline have a bound in common first."""
         self.best: list[tuple[float, int, Layout]] = []
         self.smallest: Layout | None = None
         self.estimated = self.too_large = self.slower = 0
         self.smallest_gib = math.inf
-        self._job, self._cluster, self._keep, self._room_gib = job, cluster, keep, room_gib
+        self._keep, self._room_gib = keep, room_gib
         # Micro-batch sizes and shard counts that do not fit, keyed by the layout's other properties.
         self._without_room = dict[tuple[object, ...], list[tuple[int, int]]]()
         self._order = count()
-
-    def run(self, families: Iterable[Family]) -> None:
-        """Consider layouts in order of their lower bound on step time, because the first ones rule out most others. A
-        family is considered once for each value of `checkpointing`, because slower values have higher bounds. Families
-        that differ only in the stages of a pipeline have a bound in common first."""
-        groups = defaultdict[tuple[object, ...], list[Family]](list)
-        for family in families:
-            groups[_all_but_stages(family)].append(family)
-        waiting = [self._next(group, 0) for group in groups.values()]
+        waiting = [self._next(group, 0) for group in self._groups]
         heapq.heapify(waiting)
         while waiting:
             bound_s, _, group, way = heapq.heappop(waiting)
@@ -121,8 +136,7 @@ class _Search:
     def _next(self, group: list[Family], way: int) -> tuple[float, int, list[Family], int]:
         layout = vary(group[0].template, checkpointing=group[0].checkpointings[way])
         most = max(family.template.stages_per_rank for family in group) if len(group) > 1 else 0
-        bound_s = step_bound_s(vary(self._job, layout=layout), self._cluster, any_stages=most)
-        return bound_s, next(self._order), group, way
+        return self._bound_s(layout, most), next(self._order), group, way
 
     def _consider(self, layout: Layout) -> bool:
         """Rank a layout and return whether it fits."""
@@ -131,14 +145,13 @@ class _Search:
         failed = self._without_room.setdefault((*degrees, *others, *layout.less_layers), [])
         if any(layout.micro_batch >= micro_batch and layout.dp_shard <= shards for micro_batch, shards in failed):
             return False
-        job = vary(self._job, layout=layout)
-        memory = peak_memory(job, self._cluster)
+        memory = self._memory(layout)
         if memory.needed_gib < self.smallest_gib:
             self.smallest, self.smallest_gib = layout, memory.needed_gib
         if memory.needed_gib > self._room_gib:
             failed.append((layout.micro_batch, layout.dp_shard))
             return False
-        if (step_s := step_seconds(job, self._cluster)) >= self._slowest_s:
+        if (step_s := self._step_s(layout)) >= self._slowest_s:
             self.slower += 1
             return True
         self.estimated += 1
@@ -149,6 +162,3 @@ class _Search:
     @property
     def _slowest_s(self) -> float:
         return -self.best[0][0] if len(self.best) == self._keep else math.inf
-
-    def candidate(self, layout: Layout) -> Candidate:
-        return Candidate(layout, estimate_job(replace(self._job, layout=layout), self._cluster))

@@ -95,7 +95,7 @@ def rank_seconds(job: Job, cluster: Cluster) -> list[PassTimes]:
     step = _estimate_step(placed, efficiency)
     busy_s = step.total_s - step.bubble - step.optimizer - step.pipeline - step.data_parallel
     slowest = max(range(layout.pp), key=lambda rank: passes[rank].total)
-    data_s = sum(blocks[some.layer].data * some.count for some in rank_layers(placed.model, layout)[slowest])
+    data_s = sum(blocks[some.layer].data * some.number for some in rank_layers(placed.model, layout)[slowest])
     scale = (busy_s / layout.microbatches + data_s) / passes[slowest].total
     return [PassTimes(*(scale * seconds for seconds in vars(times).values())) for times in passes]
 
@@ -109,7 +109,7 @@ def _rank_passes(placed: PlacedJob, blocks: Mapping[int, BlockTime], head_s: flo
     ranks, head = rank_layers(placed.model, placed.layout), head_rank(placed.layout)
     times = {}
     for layers in set(ranks):
-        counts = [(blocks[some.layer], some.count) for some in layers]
+        counts = [(blocks[some.layer], some.number) for some in layers]
         forward = sum(block.forward.total * count for block, count in counts)
         backward = sum(block.backward.total * count for block, count in counts)
         rest = (sum(block.total * count for block, count in counts) - forward - backward) / 2
@@ -152,10 +152,10 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, a
     head = operations.head_s(placed) / efficiency
     passes = _rank_passes(placed, blocks, head)
     slowest = max(range(layout.pp), key=lambda rank: passes[rank].total)
-    counts = [(blocks[layers.layer], float(layers.count * micro)) for layers in ranks[slowest]]
+    counts = [(blocks[layers.layer], float(layers.number * micro)) for layers in ranks[slowest]]
     heads, bubble = float(micro * (slowest == head_rank(layout))), bubble_s(passes, layout)
     if any_stages:
-        counts = [(blocks[layers.layer], layers.count * micro / layout.pp) for rank in ranks for layers in rank]
+        counts = [(blocks[layers.layer], layers.number * micro / layout.pp) for rank in ranks for layers in rank]
         heads, bubble = micro / layout.pp, sum(times.total for times in passes) * (1 - 1 / layout.pp) / any_stages
     sends = (
         0.0

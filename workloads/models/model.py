@@ -310,6 +310,12 @@ class Model:
         """Return the number of weights in a block outside the routed experts."""
         return self.mixer_weights(layer) + self.shared_mlp_weights(layer) + self.norms * self.norm_weights
 
+    @cached_property
+    def layer_weights(self) -> list[tuple[int, ...]]:
+        """The weights of each block: outside the routed experts, of these the MLP's, and those of all experts."""
+        ways = self.shared_weights, self.shared_mlp_weights, self.expert_weights
+        return [tuple(count(layer) for count in ways) for layer in range(self.layers)]
+
     @property
     def norm_weights(self) -> int:
         return self.norm_vectors * self.hidden_size

@@ -12,8 +12,7 @@ from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, StageMemory, find_band
 from workloads.estimator.questions import Reliability, TrainingRun, alternatives, training_run
-from workloads.estimator.search import Candidate, SearchResult, bound_gib, find_layouts
-from workloads.estimator.step import estimate_job
+from workloads.estimator.search import Candidate, Search, SearchResult, bound_gib, estimate_layout, find_layouts
 from workloads.formats.files import find_obstacle
 from workloads.hardware.precisions import PRECISIONS
 from workloads.layouts.layout import Layout, describe, write_words
@@ -69,7 +68,7 @@ def answer(request: PlanRequest) -> Answer:
     doubled = {}
     for name, (job, cluster) in alternatives(problem.job, problem.cluster).items():
         if cluster.device != problem.cluster.device:  # more layouts may fit on this device
-            doubled[name] = search(replace(problem, cluster=cluster), keep=1).best[0]
+            doubled[name] = search(replace(problem, cluster=cluster), 1, result.search).best[0]
             continue
         changed = replace(problem, job=job, cluster=cluster)
         candidates = [_estimate_layout(changed, item.layout) for item in result.best]
@@ -122,10 +121,10 @@ class NothingFits(UserInputError):
     """Raised if some layouts are valid but none of them fits in memory."""
 
 
-def search(problem: Problem, keep: int = KEPT) -> SearchResult:
+def search(problem: Problem, keep: int = KEPT, again: Search | None = None) -> SearchResult:
     """Return the fastest layouts that fit. Raises NothingFits if no layout fits, or UserInputError if none is valid."""
     tried = find_trainer(problem.job.trainer).search
-    result = find_layouts(problem.job, problem.cluster, tried, problem.fixed, keep)
+    result = find_layouts(problem.job, problem.cluster, tried, problem.fixed, keep, again)
     if result.best:
         return replace(result, best=tuple(_correct(candidate, problem) for candidate in result.best))
     if result.smallest is None:
@@ -153,8 +152,7 @@ def search(problem: Problem, keep: int = KEPT) -> SearchResult:
 def _estimate_layout(problem: Problem, layout: Layout) -> Candidate:
     """Return the layout with the problem's batch, and its estimate."""
     layout = replace(layout, global_batch=problem.job.layout.global_batch)
-    estimate = estimate_job(replace(problem.job, layout=layout), problem.cluster)
-    return _correct(Candidate(layout, estimate), problem)
+    return _correct(estimate_layout(layout, problem.job, problem.cluster), problem)
 
 
 def _correct(candidate: Candidate, problem: Problem) -> Candidate:

@@ -88,7 +88,7 @@ def test_every_layer_is_on_one_rank(layers: int, pp: int, schedule: tuple[str, i
         return
     ranks = rank_layers(replace(load_model("llama3_8b"), layers=layers), layout)
     assert len(ranks) == pp
-    assert sum(some.count for rank in ranks for some in rank) == layers
+    assert sum(some.number for rank in ranks for some in rank) == layers
 
 
 @given(
