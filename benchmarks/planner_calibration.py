@@ -29,9 +29,10 @@ NEUTRAL = (
 
 
 @contextmanager
-def neutral_constants() -> Iterator[None]:
-    """Estimate with neutral constants until the block ends. Cached block times are cleared at both changes."""
-    patches = [patch.object(module, name, value) for module, name, value in NEUTRAL]
+def neutral_constants(*names: str) -> Iterator[None]:
+    """Estimate with these constants neutral, by default all, until the block ends. Cached block times are cleared at
+    both changes."""
+    patches = [patch.object(module, name, value) for module, name, value in NEUTRAL if name in (names or (name,))]
     for each in patches:
         each.start()
     operations._BLOCK_SECONDS.clear()
