@@ -160,6 +160,8 @@ def _named_network(row: Mapping[str, str], cluster: Cluster) -> Cluster:
 
 
 def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
+    if not row["seq_len"]:
+        raise UnsupportedRow("its source's sequence length is not known")
     trainer = SYNONYMS.get(row["framework"], row["framework"])
     if trainer not in TRAINERS:
         raise UnsupportedRow(f"unknown framework '{trainer}'. Available: {', '.join(TRAINERS)}")
