@@ -52,8 +52,8 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
 
 
 # The share of a single GEMM's sustained rate that grouped kernels reach. On an H100 at its power cap, the median of 48
-# grouped GEMMs from eight models is 669 TFLOP/s in bf16 and 1,119 in fp8 (benchmarks/results/grouped_h100.md); single
-# GEMMs sustain 690 and 1,300. Other GPUs are not measured. The power cap limits single and grouped GEMMs alike.
+# grouped GEMMs from eight models is 669 TFLOP/s in bf16 and 1,119 in fp8 (benchmarks/results/grouped_h100.md). An H200
+# has 661 and 1,124 (grouped_h200.md); single GEMMs sustain 690 and 1,300. Other architectures are not measured.
 GROUPED_SHARES = {("sm90", "fp8"): 0.86}
 GROUPED_SHARE = 0.97
 # Rows per tile. Kernels compute an expert's tokens tile by tile, so unequal loads leave half of the last tile empty.
