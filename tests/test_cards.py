@@ -171,7 +171,10 @@ def test_a_card_with_a_missing_key_or_an_unknown_gate_is_invalid(change: dict[st
         verify.read_card(tmp_path / "card.yaml")
 
 
-PRINTED = ("coverage", "head_memory", "matmul_h200", "node_faults", "overhead", "scale", "store", "track", "warm_start")
+PRINTED = (
+    *("acceptance", "coverage", "diagnose", "head_memory", "matmul_h200", "node_faults", "overhead", "scale", "store"),
+    *("track", "warm_start"),
+)
 
 
 @pytest.mark.parametrize("name", PRINTED)
