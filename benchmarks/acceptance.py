@@ -165,6 +165,13 @@ def build_page(runs: int) -> Iterator[str]:
     yield f"\nIn {checked} simulations, losses as large as `found_loss` of another cluster of 64 GPUs were found in"
     yield f"{', '.join(f'{share_found(8, test, checked):.1%} ({test})' for test in SHOWN)}."
     yield f"A link at half its rate was found in {share_found(8, SHOWN[-1], checked, 0.5):.0%}."
+    from benchmarks import acceptance_time  # which imports this module
+
+    yield "\n## Time\n"
+    yield "`profile=quick` on simulated nodes of 8 GPUs (`python -m benchmarks.acceptance_time`). The start of workers"
+    yield "(14 s in each phase) and the tests take as long as in one run on two H200s, each a Ray node of its own."
+    yield "Collectives of many nodes and the work of Ray's head take longer; by how much is not known.\n"
+    yield from acceptance_time.tabulate()
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def simulate() -> dict[str, Any]:
     planned = planned_target(catalogue()["h100"], PER_NODE)
     node = replace(planned.nodes[0], gpus=PER_NODE, cpus=192)
     target = replace(planned, nodes=(node,) * NODES)
-    states = {f"n{number}": _state(f"n{number}") for number in range(NODES)}
+    states = {f"n{number}": make_state(f"n{number}") for number in range(NODES)}
     readings = [_with_faults(reading) for reading in _healthy(target, node)]
     expected = _expected(target, node)
     by_part = {(r.test, r.part): expected[r.test] for r in readings if r.test in expected}
@@ -135,7 +135,7 @@ def _with_faults(reading: Reading) -> Reading:
     return reading
 
 
-def _state(name: str) -> dict[str, Any]:
+def make_state(name: str) -> dict[str, Any]:
     """Return the state that is read from a node, including its faults."""
     state: dict[str, Any] = {
         "node": name,
