@@ -7,6 +7,8 @@ per node, per GPU and per measurement. Writes benchmarks/results/acceptance.md.
 """
 
 import argparse
+import csv
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -15,12 +17,14 @@ from statistics import median
 
 import numpy as np
 
+from sweeper.commands.accept import experiments
 from sweeper.commands.accept.experiments import EQUAL_CLOCK, Experiment, Reading, Scope, read_experiments, spread_of
 from sweeper.commands.accept.judge import Verdict, judge
 from sweeper.commands.accept.measure import pair_rounds
 from sweeper.metrics.outliers import Limit, Spread, allowed_loss, fleet_deviation, medians_of_others
 
 PAGE = Path(__file__).parent / "results/acceptance.md"
+SPREADS, RATES = Path(experiments.__file__).with_name("spreads.csv"), Path(__file__).with_name("acceptance_rates.csv")
 PER_NODE = 8
 CLUSTERS = 5
 COUNTS = (8, 16, 64, 512, 4096)
@@ -134,6 +138,26 @@ def share_found(nodes: int, test: str, runs: int, loss: float | None = None) -> 
         readings[sick] = replace(readings[sick], value=readings[sick].value * (1 - (stated if loss is None else loss)))
         found += judge(readings, "gpu", {}, {})[sick].verdict is Verdict.FAIL
     return found / runs
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def seen_spread(tests: str) -> tuple[int, int, float, float]:
+    """Return the numbers of hosts and of healthy GPUs that ran the tests of a row of spreads.csv, and the standard
+    deviations of the logarithms of their rates: between GPUs of a host, and between all GPUs of a model."""
+    names = [row["tests"] for row in read_csv(SPREADS) if row["kind"] == "gpu"]
+    rows = [row for row in read_csv(RATES) if next(name for name in names if name in row["test"]) == tests]
+    logs = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list))
+    for row in rows:
+        logs[row["model"], row["test"]][row["host"]].append(np.log(float(row["rate"])))
+    own = [np.var(of_host, ddof=1) for hosts in logs.values() for of_host in hosts.values() if len(of_host) > 1]
+    means = [[np.mean(of_host) for of_host in hosts.values()] for hosts in logs.values()]
+    variance = float(np.mean(own or 0.0))
+    between = sum(np.var(of_model) * len(of_model) for of_model in means) / max(1, sum(map(len, means)) - len(means))
+    gpus = {(row["host"], gpu) for row in rows for gpu in (row["gpu"] or "01")}  # a node's tests use both GPUs
+    return len({row["host"] for row in rows}), len(gpus), variance**0.5, float(between + variance / 2) ** 0.5
 
 
 def upper_bound(events: int, runs: int) -> float:

@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 import pytest
 from mlflow import MlflowClient
 
-from benchmarks.acceptance import share_found
+from benchmarks.acceptance import SPREADS, read_csv, seen_spread, share_found
 from sweeper.commands.accept import main, measure
 from sweeper.commands.accept import record as records
 from sweeper.commands.accept.causes import UNKNOWN, add_causes
@@ -62,6 +62,16 @@ def test_every_experiment_has_valid_parameters_and_its_tests_have_a_spread(kind:
     for experiment in read_experiments(kind, profile):
         registry.load(experiment.workload).Parameters(**experiment.parameters_for(8))
         assert all(spread_of(kind, test) for test in experiment.tests)
+
+
+def test_no_assumed_spread_is_smaller_than_what_was_seen_on_our_own_gpus() -> None:
+    rows = [row for row in read_csv(SPREADS) if row["hosts"]]
+    assert len(rows) >= 8
+    for row in rows:
+        hosts, gpus, own, total = seen_spread(row["tests"])
+        stated = [f"{value:.4f}" if value else "" for value in (own, total)]
+        assert [row[name] for name in ("hosts", "gpus", "seen_own", "seen_total")] == [str(hosts), str(gpus), *stated]
+        assert own <= spread_of("gpu", row["tests"]).own and total <= spread_of("gpu", row["tests"]).total
 
 
 def test_nodes_are_measured_alone_then_in_pairs_then_together() -> None:
