@@ -1,14 +1,14 @@
 """Test whether `sweeper accept` fails the device that another process uses, and names the cause.
 
-    python -m benchmarks.acceptance_faults products|copies|memory [--gpu 1] [--keep FOLDER]
+    python -m benchmarks.acceptance_faults products|copies|memory [--gpu NUMBER] [--keep FOLDER]
     python -m benchmarks.acceptance_faults link|none|numa [--keep FOLDER]
     python -m benchmarks.acceptance_faults cores
 
 While `sweeper accept` runs, another process multiplies matrices without a pause (`products`), copies between host and
 GPU without a pause (`copies`), holds all but 8 GiB of a GPU's memory (`memory`), or copies between GPUs 0 and 1 both
 ways (`link`). `numa` runs two processes on each core of a GPU's NUMA node. `cores` loads every core and compares with a
-run without load. `none` is a healthy run. Prints the verdict and a table of the results in Markdown. The exit code is 0
-if the fault is found only on the affected devices, with the right cause, or if the healthy run passes.
+run without load. `none` is a healthy run. The default GPU is the last. The exit code is 0 if the fault is found only on
+the affected devices, with the right cause, or if the healthy run passes.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.verify import list_gpus
 from workloads.api.host import parse_numbers
 
 FAULTS = ("none", "products", "copies", "memory", "link", "cores", "numa")
@@ -99,15 +100,6 @@ def run_accept(folder: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(max(folder.glob("acceptance/*/accept.json")).read_text()))
 
 
-def tabulate(record: dict[str, Any]) -> Iterator[str]:
-    """Yield a row of Markdown for each result."""
-    yield "| test | part | rate | passes from | verdict | cause |\n|---|---|---|---|---|---|"
-    for row in record["results"]:
-        rate, limit = (f"{row[name]:,.4g}" if row[name] else "" for name in ("value", "limit"))
-        cause = row["cause"] or row["problem"]
-        yield f"| {row['test']} | {row['part']} | {rate} {row['unit']} | {limit} | {row['verdict']} | {cause} |"
-
-
 def is_found(record: dict[str, Any], fault: str, gpu: int) -> bool:
     """Return whether only the disturbed devices fail, and every failure names the cause."""
     rows = [row for row in record["results"] if row["verdict"] in ("fail", "inconclusive")]
@@ -129,7 +121,7 @@ def is_found(record: dict[str, Any], fault: str, gpu: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("fault", choices=FAULTS)
-    parser.add_argument("--gpu", type=int, default=1)
+    parser.add_argument("--gpu", type=int, default=len(list_gpus()) - 1)
     parser.add_argument("--keep", type=Path, help="folder for the files of the run with the fault")
     parser.add_argument("--disturb", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -145,8 +137,7 @@ def main() -> int:
             record = run_accept(options.keep or Path(folder, "disturbed"), *arguments)
     found = is_found(record, options.fault, options.gpu)
     print(f"\n{record['devices']} x {record['model']}, {record['date']}, {time.monotonic() - started_s:.0f} s")
-    print(f"{options.fault}: {'found' if found else 'NOT found'}: {record['sentence']}\n")
-    print("\n".join(tabulate(record)))
+    print(f"{options.fault}: {'found' if found else 'NOT found'}: {record['sentence']}")
     return 0 if found else 1
 
 

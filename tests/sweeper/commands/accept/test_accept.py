@@ -20,6 +20,7 @@ import pytest
 from mlflow import MlflowClient
 
 from benchmarks.acceptance import SPREADS, read_csv, seen_spread, share_found
+from benchmarks.verify import list_gpus
 from sweeper.commands.accept import main, measure
 from sweeper.commands.accept import record as records
 from sweeper.commands.accept.causes import UNKNOWN, add_causes
@@ -552,6 +553,18 @@ def test_the_only_link_of_two_nodes_is_found_at_half_the_rate_that_the_planner_e
     links = [replace(link("a", "b", share * rate), test=test) for share in (0.5, 1.0)]
     judged = [judge([one], "gpu", {(test, one.part): rate}, {})[0] for one in links]
     assert verdicts(judged) == ["fail", "pass"]
+
+
+@pytest.mark.gpu
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("fault", ["products", "copies", "memory", "link", "numa"])
+def test_another_process_on_a_gpu_or_its_cores_is_found_and_named(fault: str) -> None:
+    if fault == "link" and len(list_gpus()) < 2:
+        pytest.skip("needs two GPUs")
+    command = [sys.executable, "-m", "benchmarks.acceptance_faults", fault]
+    ran = subprocess.run(command, cwd=REPOSITORY, env=environment(), capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.soak
