@@ -3,8 +3,8 @@
     python -m benchmarks.diagnose [--logs 300]
 
 Writes logs in the formats of torchtitan (a line per rank) and Megatron-LM, and reads them as the command does. Steps
-have log-normal noise of 0.2 to 2%, independent or correlated, a warm-up, and an occasional slow step, as is common.
-Writes benchmarks/results/diagnose.md.
+have log-normal noise of 0.2 to 2%, independent or correlated, a warm-up, and an occasional slow step, as is common. In
+a last kind of log, each rank's steps also have noise of their own. Writes benchmarks/results/diagnose.md.
 """
 
 import argparse
@@ -29,6 +29,7 @@ FAULTS = {  # the first words of the correct finding
     "slow rank": "slow source:",
     "late rank": "slow source:",
 }
+RANK_SPREAD, CORRELATIONS = 0.02, (0.9, 0.95, 0.99)  # of each rank's own noise from step to step
 START = datetime(2026, 5, 18, 16)
 
 
@@ -56,12 +57,21 @@ def inject(random: np.random.Generator, times_s: np.ndarray, fault: str) -> tupl
 
 
 def write_log(
-    path: Path, times_s: np.ndarray, ranks: int, slow_rank: float, saves_every: int, slow_from: int = 0
+    path: Path,
+    times_s: np.ndarray,
+    ranks: int,
+    slow_rank: float,
+    saves_every: int,
+    slow_from: int = 0,
+    correlation: float | None = None,
 ) -> None:
     """Write a torchtitan log with a line per rank, or a Megatron-LM log for one rank; saves are printed. The
-    last rank falls behind from step `slow_from` on."""
+    last rank falls behind from step `slow_from` on. With a correlation, each rank's steps have noise of their own."""
     at, behind, lines = START, timedelta(0), list[str]()
-    noise = np.random.default_rng(len(times_s)).normal(0, 0.003, (ranks, len(times_s)))  # of each rank's lines
+    random = np.random.default_rng(len(times_s))
+    noise = random.normal(0, 0.003, (ranks, len(times_s)))  # of each rank's lines
+    if correlation is not None:
+        noise += np.cumsum(autoregressive(correlation, RANK_SPREAD)(ranks, len(times_s), random) - 1, axis=1)
     for number, time_s in enumerate(times_s, start=1):
         if saves_every and number % saves_every == 0:
             lines.append(f"[{at:%Y-%m-%d %H:%M:%S}] saving checkpoint at iteration {number}")
@@ -80,15 +90,15 @@ def write_log(
     path.write_text("\n".join(lines) + "\n")
 
 
-def findings(random: np.random.Generator, fault: str, path: Path) -> list[str]:
+def findings(random: np.random.Generator, fault: str, path: Path, correlation: float | None = None) -> list[str]:
     """Return the findings in a new log with this fault, or in a clean log if it is empty."""
     is_rank = fault in ("slow rank", "late rank")
-    ranks = int(random.choice([2, 8])) if is_rank or random.random() < 0.5 else 1
+    ranks = int(random.choice([2, 8])) if is_rank or correlation is not None or random.random() < 0.5 else 1
     steps = int(random.integers(100, 800 if ranks == 1 else 300))
     times_s, period = inject(random, draw_times(random, steps), fault)
     slower = 1 + random.uniform(0.03, 0.1) * (2 if fault == "late rank" else 1) if is_rank else 1.0
     slow_from = int(random.uniform(0.3, 0.7) * steps) if fault == "late rank" else 0
-    write_log(path, times_s, ranks, slower, period if fault == "checkpoints" else 0, slow_from)
+    write_log(path, times_s, ranks, slower, period if fault == "checkpoints" else 0, slow_from, correlation)
     return examine(read_sources([path]))[2]
 
 
@@ -108,12 +118,19 @@ def build_page(logs: int) -> str:
             named += right
             if not right:
                 wrong[f"{fault}: {' and '.join(text.partition(':')[0] for text in found) or 'nothing'}"] += 1
+        alarms = {one: sum(bool(findings(random, "", path, one)) for _ in range(logs)) for one in CORRELATIONS}
+    rows = [
+        f"| {logs} clean of 2 or 8 ranks, each with its own noise of {RANK_SPREAD:.0%}, correlation {one} | "
+        f"{count}, 95% at most {upper_bound(count, logs):.1%} |\n"
+        for one, count in alarms.items()
+    ]
     missed = "; ".join(f"{text} ({number})" for text, number in wrong.items()) or "none"
     return (
         f"# Findings of `sweeper diagnose` in simulated logs\n\n`python -m benchmarks.diagnose --logs {logs}`\n\n"
         f"| logs | with a finding |\n|---|---|\n"
         f"| {logs} clean | {false_alarms}, 95% at most {upper_bound(false_alarms, logs):.1%} |\n"
-        f"| {len(faults)} with a fault | {named} named correctly, no other finding ({named / len(faults):.0%}) |\n\n"
+        f"| {len(faults)} with a fault | {named} named correctly, no other finding ({named / len(faults):.0%}) |\n"
+        f"{''.join(rows)}\n"
         f"Faults, an equal number of logs each: {', '.join(FAULTS)}. Wrong: {missed}.\n"
     )
 
