@@ -60,7 +60,8 @@ def count_recorded_runs(folder: Path) -> int:
     import sqlite3
 
     store = sqlite3.connect(folder / "mlflow.db")
-    query = "select count(distinct run_uuid) from latest_metrics where key = 'score'"
+    of_parent = "select run_uuid from latest_metrics where key = 'best_score'"
+    query = f"select count(distinct run_uuid) from latest_metrics where key = 'score' and run_uuid not in ({of_parent})"
     return int(store.execute(query).fetchone()[0])
 
 
