@@ -135,7 +135,7 @@ def search(problem: Problem, keep: int = KEPT, again: Search | None = None) -> S
         job, cluster = replace(problem.job, layout=layout), replace(problem.cluster, gpus=layout.gpus)
         if violation := find_violation(job, cluster):
             is_named = job.trainer in violation.reason or find_common_violation(job, cluster)
-            rest = "" if is_named else f", with trainer={job.trainer}; trainer=megatron does not have this rule"
+            rest = "" if is_named else f", with trainer={job.trainer}"
             raise UserInputError(violation.reason + rest)
         given = {**problem.given, "global_batch": problem.job.layout.global_batch}
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
