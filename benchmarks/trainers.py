@@ -20,6 +20,7 @@ trainer that fails has no values, and its error is on stderr. `--plan` prints th
 """
 
 import argparse
+import importlib
 import itertools
 import json
 import math
@@ -132,10 +133,7 @@ def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
     device = device_of(rank)
     process_setup.keep_compiled_kernels()
     process_setup.enable_expandable_segments(device)  # as in torchtitan's run_train.sh
-    for name in ("datasets", "datasets.distributed", "torch.utils.tensorboard"):  # for data and logs, unused here
-        sys.modules.setdefault(name, UnusedModule(name))
-    from torchtitan import train
-
+    train = import_torchtitan()
     with attention_of_parallel(parameters, device) as kernel:
         trainer = train.Trainer(configure(parameters))
         initialize = build_initializer(parameters.seed, device)
@@ -174,6 +172,13 @@ def train_torchtitan(parameters: ParallelParameters, rank: Rank) -> Result:
     rate = parameters.global_batch * parameters.sequence_length / statistics.median(timed)
     dist.destroy_process_group()
     return Result(rate, float(peaks[0]), float(peaks[1]), float(last[0]), float(last[-1]), kernel, timed)
+
+
+def import_torchtitan() -> Any:
+    """Return `torchtitan.train`, imported without packages for data and logs, which are unused here."""
+    for name in ("datasets", "datasets.distributed", "torch.utils.tensorboard"):
+        sys.modules.setdefault(name, UnusedModule(name))
+    return importlib.import_module("torchtitan.train")
 
 
 class UnusedModule(ModuleType):

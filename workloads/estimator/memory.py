@@ -1,6 +1,7 @@
 """Estimate each pipeline rank's peak memory in GiB, as the framework reports it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workloads.estimator.communication import STATE_BYTES
 from workloads.estimator.estimate import StageMemory
@@ -47,15 +48,28 @@ def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tup
     loss = tokens * model.vocabulary / layout.tp * _logit_bytes(placed)
     if layout.tp > 1 and layout.sequence_parallel:  # the head's input and the input's gradient, for the whole sequence
         loss += tokens * model.hidden_size * 2 * 2
+    # When the head's weights get their gradient: inputs of the last norm and the head, a gradient of an input, that of
+    # the logits, the table of rotary embeddings, and tokens and labels of 8 bytes.
+    features = 3 * model.hidden_size / placed.residual_parts + 2 * model.head_size + 2 * 4
+    head = tokens * (features + model.vocabulary / layout.tp) * 2
     memories = []
     for rank in ranks:
+        has_head = rank == head_rank(layout)
         weights = rank_weights(placed, rank, layers[rank])
+        weights = replace(weights, shared=weights.shared + model.hidden_size * has_head)  # the last norm
         parameters, gradients, moments = _states(placed, weights)
         activations = sum(saved[some.layer] * some.number for some in layers[rank]) * in_flight(rank, layout)
-        working = max(recomputed, loss if rank == head_rank(layout) else 0.0)
-        gathered = _gathered_bytes(placed, weights, layers[rank][-1].layer) + placed.trainer.buffers_gib * GIB
-        states = {"parameters": parameters, "gradients": gradients, "optimizer_states": moments}
-        memories.append(_in_gib(placed, **states, gathered=gathered, activations=activations, working=working))
+        last = layers[rank][-1].layer
+        buffers = placed.trainer.buffers_gib * GIB
+        uses = {"parameters": parameters, "gradients": gradients, "optimizer_states": moments}
+        uses |= {"activations": activations, "gathered": _gathered_bytes(placed, weights, last) + buffers}
+        first, end = _backward_bytes(placed, weights, last)
+        peaks = (
+            uses | {"working": max(recomputed, loss * has_head)},
+            uses | {"gathered": first + buffers, "working": max(recomputed, head * has_head)},
+            uses | {"gathered": end + buffers, "working": recomputed, "activations": saved[layers[rank][0].layer]},
+        )
+        memories.append(max((_in_gib(placed, **peak) for peak in peaks), key=lambda memory: memory.total_gib))
     return tuple(memories)
 
 
@@ -83,12 +97,17 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
         gradients = 0.0 if layout.offload_optimizer else divided * gradient_bytes
         return owned * weight_bytes, gradients, owned * moment_bytes
     owned = whole if layout.sharding == "none" else owned
-    copies = whole * 2 if weight_bytes == 4 else 0  # in the GEMM data type, in addition to sharded master weights
+    # In the GEMM data type, in addition to sharded master weights; autocast makes DDP's (`_gathered_bytes`).
+    copies = whole * 2 if weight_bytes == 4 and not _is_ddp(placed) else 0
     gradients = (owned if layout.sharding == "zero2" else whole) * gradient_bytes
-    is_ddp = placed.trainer.core == "pytorch" and not is_own(job) and layout.sharding == "none"
-    if is_ddp and layout.dp > 1 and layout.microbatches > 1:
+    if _is_ddp(placed) and layout.microbatches > 1:
         gradients *= 2  # and the buckets that are reduced (PyTorch's default, gradient_as_bucket_view=False)
     return copies + owned * weight_bytes, gradients, owned * moment_bytes
+
+
+def _is_ddp(placed: PlacedJob) -> bool:
+    is_pytorch = placed.trainer.core == "pytorch" and not is_own(placed.job)
+    return is_pytorch and placed.layout.sharding == "none" and placed.layout.dp > 1
 
 
 def _has_whole_gradients(placed: PlacedJob) -> bool:
@@ -109,18 +128,54 @@ def _gathered_weights(placed: PlacedJob, weights: Weights) -> float:
 
 
 def _gathered_bytes(placed: PlacedJob, weights: Weights, layer: int) -> float:
-    """Return the bytes that FSDP holds unsharded: two blocks and one block's gradients, or all blocks."""
+    """Return the bytes that FSDP holds unsharded: two blocks and one block's gradients, or all blocks; with DDP,
+    the bytes of autocast's copies."""
     if not _is_gathered(placed):
-        return 0.0
+        is_cast = STATE_BYTES[placed.job.state][0] == 4 and not placed.layout.offload_optimizer
+        return weights.total * 2 if is_cast and _is_ddp(placed) else 0.0
     if _has_whole_gradients(placed):
         return _gathered_weights(placed, weights) * (2 + placed.gradient_bytes)
-    gathered = block_gpu_weights(placed, layer)
-    is_cast = is_own(placed.job) and placed.layout.ep == 1  # also on one rank
-    block = gathered.shared + (gathered.experts if is_cast or placed.expert_shard_group.ranks > 1 else 0.0)
+    block = _gathered_block(placed, layer)
     if not placed.layout.reshard_after_forward:
         return _gathered_weights(placed, weights) * 2 + placed.gradient_bytes * block
     ends = placed.model.head_weights / placed.layout.tp
     return max(2 * 2 * block + placed.gradient_bytes * block, 2 * ends + 2 * block) + 2 * ends
+
+
+def _gathered_block(placed: PlacedJob, layer: int) -> float:
+    block = block_gpu_weights(placed, layer)
+    is_cast = is_own(placed.job) and placed.layout.ep == 1  # also on one rank
+    return block.shared + (block.experts if is_cast or placed.expert_shard_group.ranks > 1 else 0.0)
+
+
+def _backward_bytes(placed: PlacedJob, weights: Weights, layer: int) -> tuple[float, float]:
+    """Return `_gathered_bytes` during the first blocks of the backward pass, and at its end, both after the loss.
+
+    In PyTorch (2.13, `_fsdp_param_group.py`), FSDP2 has the gathered buffer of the next unit, and until the next
+    reduction the buffer of the last one. In a forward pass, it has the buffers of two units.
+    """
+    layout, reduced, is_repeated = placed.layout, placed.gradient_bytes, placed.layout.microbatches > 1
+    gathered, ends = _gathered_bytes(placed, weights, layer), placed.model.head_weights / layout.tp
+    if _is_ddp(placed):
+        size = STATE_BYTES[placed.job.state][0]
+        # A new gradient of the head or the embedding, before it is added; the buckets are a copy of all gradients.
+        return gathered + size * ends, size * (ends if is_repeated else weights.total)
+    is_fsdp2 = placed.trainer.core == "pytorch" and layout.sharding == "fsdp2" and not is_own(placed.job)
+    if not is_fsdp2 or not _is_gathered(placed) or _has_whole_gradients(placed):
+        return gathered, gathered
+    block = _gathered_block(placed, layer)
+    # The head's and the blocks' gradients, and their reductions.
+    first = max(4 * ends + 2 * block, (2 + reduced) * ends + 2 * block, 6 * block + reduced * max(block, ends))
+    if not layout.reshard_after_forward:
+        kept = 2 * _gathered_weights(placed, weights)
+        first = kept + max(2 * (block + ends), reduced * ends, 2 * block + (reduced - 2) * ends)
+    # Tensor-parallel ranks have the gradient of the whole embedding, whose sum they divide.
+    whole = 2 * ends * layout.tp if layout.tp > 1 else 0.0
+    end = max(4 * block + 2 * ends + reduced * block, 4 * ends + whole + reduced * block, (2 + reduced) * ends)
+    new = max(block, ends) / placed.shard_group.ranks * reduced * is_repeated  # a shard before it is added
+    if layout.dp_replicate > 1 and is_repeated:
+        return first + new, end + divided_weights(placed, weights) * reduced  # all are kept until a pass ends
+    return first + new, end + new
 
 
 def saved_bytes(placed: PlacedJob, layer: int) -> float:
@@ -177,6 +232,9 @@ def saved_elements(placed: PlacedJob, layer: int, checkpointing: str) -> float:
         return model.norms * residual + queries + outputs + keys + (inside - width) + routed
     # PyTorch saves the gathered input of a tensor-parallel GEMM; Megatron gathers the input again (arXiv 2205.05198).
     gathered = 2 * model.hidden_size if tp > 1 and placed.trainer.core == "pytorch" else 0.0
+    if not (placed.trainer.fused or placed.job.compiled):  # one more for each: the activation, and attention over ranks
+        inside += width if gated else 0.0
+        outputs *= 2 if placed.layout.cp > 1 else 1
     return 2 * model.norms * residual + queries + outputs + keys + inside + routed + gathered
 
 
