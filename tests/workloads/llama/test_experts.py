@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from workloads.llama.experts import Experts, choose_experts, force_experts, sort_by_expert
+from workloads.llama.grouped import multiply_groups
 from workloads.models.model import MODELS, Model
 from workloads.models.routing import Routing, tokens_of_experts
 
@@ -216,3 +217,11 @@ def test_the_bias_balances_loads_without_a_loss() -> None:
     assert first > 1.8
     assert last < 1.25
     assert int(experts.load.sum()) == 0
+
+
+def test_pytorchs_grouped_gemm_multiplies_in_the_layouts_of_every_pass() -> None:
+    """GPUs of both vendors call it; this is its implementation for CPUs."""
+    x, weights, d_out = (torch.randn(size, dtype=torch.bfloat16) for size in ((64, 32), (4, 48, 32), (64, 48)))
+    ends = torch.tensor([16, 16, 40, 64], dtype=torch.int32)
+    for a, b in ((x, weights.mT), (d_out, weights), (d_out.t(), x)):
+        torch.testing.assert_close(torch.nn.functional.grouped_mm(a, b, offs=ends), multiply_groups(a, b, ends))
