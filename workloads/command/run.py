@@ -208,7 +208,8 @@ def _build_measurement(
         hint = f"; nothing in it matches log.{unmatched[0]}" if unmatched else ""
         raise ProgramFailed(
             f"the program ended after {program.elapsed_s:.0f} s, and no line of its {len(program.log)} bytes of log "
-            f"has the time of a step or a rate, such as 1234 tok/s (no spaces), 2 it/s, 5 samples/s, 80 ms/step{hint}"
+            f"has the time of a step or a rate, such as 1234 tok/s (no spaces), 2 it/s, 5 samples/s, 80 ms/step. "
+            f"command.log reads other formats{hint}"
         )
     timed_steps = log.steps[settings.warmup :]
     samples: dict[str, list[float]] = defaultdict(list)

@@ -62,7 +62,7 @@ def run(request: PrintedPlan) -> int:
             return print_fit(request)
         console = open_console(soft_wrap=False)
         rows, lines = compare_hardware(request, names)
-        console.print(draw(HEADING, rows, len(HEADING) - 1, console.width))
+        console.print(draw(HEADING, rows, 4, console.width))
         print_lines(console, lines)
         return 0
     if request.out is not None:

@@ -49,6 +49,7 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     ordered = [row for _, row in rows]
     prices = {name: replace(request, hardware=name).price[1] for name, *_ in ordered if name in warnings}
     lines = [f"price     {name}: {price}" for name, price in prices.items() if price]
+    lines += [f"none      {row[0]}: {row[-1]}" for row in ordered if row[1] == MISSING]
     lines += list_open(request, [(order(one), one) for one in sorted(planned, key=order)])
     if total := sum(warnings.values()):
         counts = ", ".join(f"{name} {warnings[name]}" for name in prices if warnings[name])

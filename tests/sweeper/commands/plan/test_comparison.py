@@ -23,6 +23,7 @@ def test_gpus_are_compared_for_the_same_tokens_the_fewest_gpu_hours_first() -> N
     assert f"{sum(counts.values())} warnings: b200 {counts['b200']}, h100 {counts['h100']}." in lines[-1]
     assert [row[0] for row in rows] == ["b200", "h100", "rtx4090"]
     assert "no layout fits" in rows[2][-1] and rows[2][1] == "—"
+    assert f"none      {rows[2][0]}: {rows[2][-1]}" in lines  # also where the terminal is too narrow for the column
     hours, energy = (float(rows[1][place].replace(",", "")) for place in (4, 6))
     assert energy == pytest.approx(hours * 700 / 1e6, rel=0.3)  # both are rounded to the band
     for row, price in zip(rows[:2], (8.5, 4.5), strict=True):  # each GPU has its own
