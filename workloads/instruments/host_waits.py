@@ -74,9 +74,10 @@ def time_undisturbed(steps: Sequence[Callable[[], float]], repeats: int, threads
         turns, started_s = list[Turn](), time.monotonic()
         while len(turns) < repeats:
             turns.append(_time_turn(steps, waits, threads))
-            least_waited = min(turn.waited_s / turn.wall_s for turn in turns) / threads
-            if least_waited > UNUSABLE and time.monotonic() > started_s + HOPELESS_S:
-                break
+            if time.monotonic() > started_s + HOPELESS_S:
+                least_waited = min(turn.waited_s / turn.wall_s for turn in turns) / threads
+                if least_waited > UNUSABLE:
+                    break
         deadline_s = time.monotonic() + EXTRA_S
         while len(turns) >= repeats > len(_undisturbed(turns)) and time.monotonic() < deadline_s:
             time.sleep(PAUSE_S)

@@ -50,9 +50,10 @@ class Answer:
 
 def answer(request: PlanRequest) -> Answer:
     """Find the fastest layouts for a request. Raises UserInputError if the request is invalid or no layout fits."""
-    asked = build_problem(request)
-    if request.file and (reason := find_obstacle(asked.job, asked.given, request.file, request.model)):
-        raise UserInputError(f"file={reason}")
+    if request.file:
+        asked = build_problem(request)
+        if reason := find_obstacle(asked.job, asked.given, request.file, request.model):
+            raise UserInputError(f"file={reason}")
     problem, rates = find_problem(request)
     try:
         result = search(problem)

@@ -41,9 +41,9 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
     if answer.faster is not None:
         sections.append(Table("The given layout and the fastest", *differences_table(answer)))
     sections.append(Table("The fastest layouts", *layouts_table(answer)))
-    kind = f"Plan: {answer.request.model} on {cluster.gpus:,} x {cluster.device.name}"
+    subtitle = f"Plan: {answer.request.model} on {cluster.gpus:,} x {cluster.device.name}"
     terms = [(name, lines) for name, lines in list_sections(answer) if name != "answer"]  # shown as the title
-    return html_page.build_page(headline(answer), sections, kind, terms)
+    return html_page.build_page(headline(answer), sections, subtitle, terms)
 
 
 def list_steps(answer: Answer) -> Bars:

@@ -49,7 +49,7 @@ from workloads.suggestions import hint
 MAX_GPUS = 2**20  # more than in any cluster; listing the degrees of larger numbers takes long
 MAX_SEQUENCES = 2**30
 OF_EXPERTS = ("dispatcher", "expert_overlap", "expert_imbalance")
-OTHER = "megatron"  # the default trainer of models that `workload=parallel` does not train
+FALLBACK_TRAINER = "megatron"  # the default for models that `workload=parallel` does not train
 OWN_WORKLOAD = "parallel"  # the workload with which sweeps measure this project's trainer
 COMMAND_WORKLOAD = "command"  # the workload with which sweeps measure other trainers by name
 TOKENS_PER_STEP = 4_194_304  # in the default global batch, as in Llama 3's first stage
@@ -242,8 +242,8 @@ def build_problem(request: PlanRequest) -> Problem:
                 reason = str(error).rstrip(".")
                 key = "trainer" if request.trainer else "file" if request.file else "layout"
                 asked = write_words({key: getattr(request, key)})
-                raise UserInputError(f"{asked}: {reason}. trainer={OTHER} can plan this model") from error
-            trainer = OTHER
+                raise UserInputError(f"{asked}: {reason}. trainer={FALLBACK_TRAINER} can plan this model") from error
+            trainer = FALLBACK_TRAINER
     for name in OF_EXPERTS if not model.experts else ():
         if (value := getattr(request, name)) is not None:
             raise UserInputError(f"{write_words({name: value})}: {request.model} has no experts")

@@ -299,10 +299,9 @@ def tail_lines(answer: Answer) -> list[str]:
 
 
 def describe_experts(job: Job) -> str:
-    words = write_words({name: getattr(job, name) for name in OF_EXPERTS if name != "expert_imbalance"})
-    return f"{words} " + (
-        "forced balance" if job.expert_loads == "equal" else f"expert_imbalance={job.expert_imbalance}"
-    )
+    names = [name for name in OF_EXPERTS if name != "expert_imbalance" or job.expert_loads == "natural"]
+    words = write_words({name: getattr(job, name) for name in names})
+    return f"{words} forced balance" if job.expert_loads == "equal" else words
 
 
 def describe_routing(job: Job, cluster: Cluster, layout: Layout) -> str:

@@ -19,6 +19,8 @@ from sweeper.common.format import short_value
 from sweeper.config.hardware import Node
 from workloads.api.errors import UserInputError, describe_os_error
 
+REMEDIES_S = 5.0  # how long to search for the keys at fault
+
 
 def run(words: list[str], program: list[str]) -> int:
     """Execute the command line and return the exit code. For several sweeps, return the highest exit code."""
@@ -47,9 +49,6 @@ def run(words: list[str], program: list[str]) -> int:
     for sweep in sweeps:
         lines.setdefault(str(sweep.config.hardware.name) if on_cluster else "", []).append(sweep.command_line)
     return run_queues([SweepQueue(kind if len(lines) > 1 else "", queue) for kind, queue in lines.items()])
-
-
-REMEDIES_S = 5.0  # how long to search for the keys at fault
 
 
 def find_remedies(arguments: Arguments, typed: Sequence[str], nodes: Sequence[Node]) -> Iterator[str]:

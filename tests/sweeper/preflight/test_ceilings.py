@@ -1,4 +1,4 @@
-"""The rates that sweeps leave behind, and what training is held against."""
+"""The rates that sweeps leave behind, and what training is compared with."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A program's claims are held against its own steps."""
+"""A program's claims are compared with its own steps."""
 
 from typing import Any
 
