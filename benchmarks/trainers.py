@@ -1,10 +1,11 @@
-"""Compare torchtitan 0.2.2 with this project's trainer on two GPUs, interleaved, from the same weights and tokens.
+"""Compare torchtitan 0.2.2 with this project's trainer on two or four GPUs, from the same weights and tokens.
 
     python benchmarks/trainers.py [--rows "cp 2, full" …] [--sequences 4] [--rounds 1] [--out FILE.jsonl] [--plan]
 
-Each row of `ROWS` is a compiled layout on two GPUs, with `--sequences` sequences per step and GPU, over `--steps` steps
-after two warm-up steps. Dense layouts without tensor and context parallelism have this project's manual block. The
-trainers are interleaved: each turn starts both processes anew, and every second turn swaps their order.
+Each row of `ROWS` is a compiled layout on two or four GPUs, the product of its degrees, with `--sequences` sequences
+per step and GPU, over `--steps` steps after two warm-up steps. Dense layouts without tensor and context parallelism
+have this project's manual block. The trainers are interleaved: each turn starts the processes of both anew, and every
+second turn swaps their order.
 `workload=parallel` runs through `run_trial`; for torchtitan, `Trainer.train_step` is timed, with the tokens drawn
 before. Weights, gradients and optimizer states are in fp32 and GEMMs in bf16, or all are in bf16. Where nothing is
 sharded (only tensor or pipeline parallelism), torchtitan has no mixed precision.
@@ -45,7 +46,7 @@ from workloads.api.contract import Rank
 from workloads.models.model import Model
 from workloads.parallel import ParallelParameters
 
-WARMUP, GPUS, TIMEOUT_S = 2, 2, 300
+WARMUP, TIMEOUT_S = 2, 300
 ORDER_MARGIN, RATE_MARGIN, MEMORY_MARGIN, LOSS_MARGIN = 0.03, 0.05, 0.05, 0.02
 # This rate is low because there is no warm-up: at 1e-4, the losses of 8B rise in both trainers before they fall.
 LEARNING_RATE = 1e-5
@@ -59,7 +60,10 @@ SELECTIVE_UP = {"checkpointing": "selective_up"}
 ROWS: dict[str, dict[str, Any]] = {
     "dp_shard 2": DENSE | SHARDED,
     "dp_shard 2, weights stay gathered": DENSE | SHARDED | {"reshard_after_forward": False},
+    "dp_shard 2, bf16 state": DENSE | SHARDED | BF16,
+    "dp_shard 2, bf16 state, weights stay gathered": DENSE | SHARDED | BF16 | {"reshard_after_forward": False},
     "dp_replicate 2": DENSE | {"dp_replicate": 2} | MANUAL | BF16,
+    "dp_replicate 2, full": DENSE | {"dp_replicate": 2} | MANUAL | BF16 | FULL,
     "tp 2": DENSE | {"tp": 2} | BF16,
     "pp 2": DENSE | {"pp": 2} | MANUAL | BF16,
     "cp 2": DENSE | {"cp": 2},
@@ -70,6 +74,9 @@ ROWS: dict[str, dict[str, Any]] = {
     "cp 2, selective_up": DENSE | {"cp": 2} | SELECTIVE_UP,
     "cp 2, selective in every second block": DENSE | {"cp": 2} | SELECTIVE | {"checkpointing_freq": 2},
     "cp 2, full": DENSE | {"cp": 2} | FULL,
+    "dp_shard 4": DENSE | SHARDED | {"dp_shard": 4},
+    "dp_shard 2, tp 2": DENSE | {"dp_shard": 2, "tp": 2},
+    "dp_shard 2, cp 2": DENSE | {"dp_shard": 2, "cp": 2},
     "ep 2": SPARSE | {"dp_shard": 2, "ep": 2, "reshard_after_forward": False} | BF16,
 }
 # torchtitan's names for the degrees.
@@ -90,6 +97,10 @@ class Result:
     loss: float = math.nan  # after the last step
     attention: str = ""
     step_times_s: list[float] = field(default_factory=list)
+
+
+def gpus_of(values: dict[str, Any]) -> int:
+    return math.prod(values.get(degree, 1) for degree in DEGREES if degree != "ep")
 
 
 def make_text(folder: Path, vocabulary: int, documents: int = 60) -> None:
@@ -338,7 +349,8 @@ def run_rank(trainer: str, values: dict[str, Any], rendezvous: str) -> None:
     import torch
 
     device, number = "cuda" if torch.cuda.is_available() else "cpu", int(os.environ["RANK"])
-    rank = Rank(number, GPUS, device, ranks_per_node=GPUS, rendezvous=rendezvous)
+    gpus = gpus_of(values)
+    rank = Rank(number, gpus, device, ranks_per_node=gpus, rendezvous=rendezvous)
     if trainer == "parallel":
         result = train_parallel(values, rank)
     else:
@@ -348,21 +360,22 @@ def run_rank(trainer: str, values: dict[str, Any], rendezvous: str) -> None:
 
 
 def measure(trainer: str, values: dict[str, Any]) -> Result:
-    """Train in two processes. If the trainer fails, all values are NaN, and its error is printed to stderr."""
+    """Train in a process for each GPU. If the trainer fails, all values are NaN, and its error is printed to stderr."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     command = [sys.executable, __file__, "--rank-of", trainer, json.dumps(values), f"127.0.0.1:{port}"]
     place = os.environ | {
         "LOCAL_RANK": "0",
-        "WORLD_SIZE": f"{GPUS}",
+        "WORLD_SIZE": f"{gpus_of(values)}",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": f"{port}",
     }
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3").split(",")
     ends, processes = time.monotonic() + TIMEOUT_S, []
     with ExitStack() as stack:
-        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(GPUS)]
+        logs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(gpus_of(values))]
         for rank, log in enumerate(logs):
-            environment = place | {"RANK": f"{rank}", "CUDA_VISIBLE_DEVICES": f"{rank}"}
+            environment = place | {"RANK": f"{rank}", "CUDA_VISIBLE_DEVICES": visible[rank]}
             processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment))
         while any(process.poll() is None for process in processes):
             # If one rank fails, the other rank waits.
@@ -426,13 +439,13 @@ def main() -> None:
     changes = {name: json.loads(value) for name, _, value in (item.partition("=") for item in args.set)}
     print(f"# {args.sequences} sequences a step and GPU; the median step of {args.steps}; first loss and last one")
     columns = f"{'parallel':>9} {'titan':>9} {'ratio':>6} {'GiB: parallel':>14} {'titan':>6} {'losses: parallel':>17}"
-    print(f"{'row':34} {columns} {'titan':>15}")
+    print(f"{'row':45} {columns} {'titan':>15}")
     results: dict[str, tuple[Result, Result]] = {}
     for number, name in enumerate(args.rows):
-        values = ROWS[name] | {"global_batch": args.sequences * GPUS, "warmup": WARMUP, "steps": args.steps}
-        values |= {"learning_rate": LEARNING_RATE} | changes
+        values = ROWS[name] | {"warmup": WARMUP, "steps": args.steps, "learning_rate": LEARNING_RATE} | changes
+        values |= {"global_batch": args.sequences * gpus_of(values)}
         if args.plan:
-            print(f"{name:34} {values}")
+            print(f"{name:45} {values}")
             continue
         turns: dict[str, list[Result]] = {trainer: [] for trainer in TRAINERS}
         for turn in range(args.rounds):
@@ -446,7 +459,7 @@ def main() -> None:
         rates = f"{ours.tokens_per_s:9,.0f} {titan.tokens_per_s:9,.0f} {ours.tokens_per_s / titan.tokens_per_s:6.3f}"
         kernels = f"{ours.attention}, {titan.attention}"
         losses = " ".join(f"{result.first_loss:7.4f} {result.loss:7.4f}" for result in (ours, titan))
-        print(f"{name:34} {rates} {ours.reserved_gib:14.1f} {titan.reserved_gib:6.1f}  {losses} {kernels}", flush=True)
+        print(f"{name:45} {rates} {ours.reserved_gib:14.1f} {titan.reserved_gib:6.1f}  {losses} {kernels}", flush=True)
     if results:
         print_conclusions(results)
 
