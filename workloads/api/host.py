@@ -122,6 +122,7 @@ def read_node_state(folder: str) -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "governor": _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")).strip(),
         "load": os.getloadavg()[0],
+        "niceness": os.nice(0),
         "networks": read_networks(),
         "network_errors": read_network_errors(),
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,

@@ -14,6 +14,7 @@ from sweeper.commands.doctor.checks import (
     Finding,
     add_changes,
     check_gpu,
+    check_load,
     check_nodes,
     check_store,
     has_new_use,
@@ -109,6 +110,13 @@ def test_the_state_of_this_machine_is_read() -> None:
     assert "nodes" not in {finding.location for finding in check_nodes([state, state])}
 
 
+def test_workers_that_other_processes_come_before_are_reported() -> None:
+    state = {"gpus": [], "cpus": 8, "load": 0.5}
+    (finding,) = check_load("n0", state | {"niceness": 15})
+    assert "niceness 15" in finding.problem and "RAY_worker_niceness=0" in finding.remedy
+    assert not list(check_load("n0", state | {"niceness": 0}))
+
+
 def test_the_cores_of_a_numa_node_that_may_be_used_are_counted(tmp_path: Path) -> None:
     (file := tmp_path / "devices/system/node/node1/cpulist").parent.mkdir(parents=True)
     own = min(os.sched_getaffinity(0))
@@ -127,6 +135,7 @@ def test_the_state_of_a_node_of_a_cluster_is_read_on_it() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert "free_gib" in result.stdout and "risen" in result.stdout, result.stderr
+    assert f"'niceness': {os.nice(0)}," in result.stdout  # Ray's default is 15
 
 
 def test_an_all_reduce_of_one_rank_is_infeasible() -> None:
