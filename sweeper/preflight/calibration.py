@@ -49,12 +49,17 @@ class Calibration:
     conditions: str = ""  # how long the load lasted, and the clock and power
     sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of large GEMMs, by dtype
     power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # rate of a short run over a long one
+    grouped_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of grouped GEMMs, by dtype
     copy_gb_s: Figure | None = None  # the reads plus writes of copies, in GB/s
+    update_gb_s: Figure | None = None  # the reads plus writes of AdamW's update, in GB/s
+    launch_us: Figure | None = None  # the time between two kernels that the host launches one by one
     attention: dict[str, Attention] = field(default_factory=dict)  # rates by the planner's kernel names
 
     def describe(self) -> str:
         names = [f"products in {' and '.join(self.sustained_tflops)}"] if self.sustained_tflops else []
-        names += ["copies"] if self.copy_gb_s else []
+        names += [f"grouped products in {' and '.join(self.grouped_tflops)}"] if self.grouped_tflops else []
+        parts = {"copies": self.copy_gb_s, "AdamW's update": self.update_gb_s, "launches": self.launch_us}
+        names += [part for part, figure in parts.items() if figure]
         names += [f"attention by {' and '.join(self.attention)}"] if self.attention else []
         return f"measured on {self.device}, {self.date}: {', '.join(names) or 'nothing'}"
 
@@ -75,13 +80,15 @@ class CalibrationFile:
 
 def calibrate_device(device: Device, calibration: Calibration) -> Device:
     """Return the planner's device with rates replaced by measured rates."""
-    products, copies = calibration.sustained_tflops, calibration.copy_gb_s
+    products = calibration.sustained_tflops
+    figures = {name: getattr(calibration, name) for name in ("copy_gb_s", "update_gb_s", "launch_us")}
     attention = {name: AttentionRates(**asdict(rates)) for name, rates in calibration.attention.items()}
     return replace(
         device,
         sustained_tflops={**device.sustained_tflops, **{dtype: rate.value for dtype, rate in products.items()}},
         power_headroom=calibration.power_headroom if products else device.power_headroom,
-        copy_gb_s=copies.value if copies else device.copy_gb_s,
+        grouped_tflops={dtype: rate.value for dtype, rate in calibration.grouped_tflops.items()},
+        **{name: figure.value for name, figure in figures.items() if figure},
         attention={**device.attention, **attention},
     )
 

@@ -15,8 +15,20 @@ def product_rows(dtype: str = "bf16", sustained: float = 600.0, burst: float = 7
     return rows
 
 
-def copy_rows(gb_per_s: float = 4100.0) -> list[dict[str, str]]:
-    return [{"gb_per_s": str(gb_per_s), "gb_per_s_ci_low": str(gb_per_s - 10), "gb_per_s_ci_high": "4110"}]
+def grouped_rows(*tflops: float, dtype: str = "bf16") -> list[dict[str, str]]:
+    return [{"param.dtype": dtype, "tflops_sustained": str(rate)} for rate in tflops]
+
+
+def launch_rows(tflops: float) -> list[dict[str, str]]:
+    """Return a small GEMM whose launches give it this rate, with an interval of 2% on both sides."""
+    bounds = {"tflops_sustained_ci_low": 0.98 * tflops, "tflops_sustained_ci_high": 1.02 * tflops}
+    row = {"param.m": 64, "param.n": 64, "param.k": 64, "tflops_sustained": tflops} | bounds
+    return [{name: str(value) for name, value in row.items()}]
+
+
+def copy_rows(gb_per_s: float = 4100.0, operation: str = "copy") -> list[dict[str, str]]:
+    row = {"gb_per_s": gb_per_s, "gb_per_s_ci_low": gb_per_s - 10, "gb_per_s_ci_high": gb_per_s + 10}
+    return [{"param.operation": operation} | {name: str(value) for name, value in row.items()}]
 
 
 def attention_rows(kernel: str, forward: float, backward: float, half_tokens: float = 800.0) -> list[dict[str, str]]:

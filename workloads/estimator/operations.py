@@ -60,10 +60,18 @@ GROUPED_SHARE = 0.97
 GROUPED_ROWS = 128
 
 
+def grouped_share(architecture: str, dtype: str) -> float:
+    return GROUPED_SHARES.get((architecture, dtype), GROUPED_SHARE)
+
+
 def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
     """Estimate the time in seconds of a GEMM, or of one of the two GEMMs in its backward pass."""
     device = placed.cluster.device
     rate = sustained_flops(device, dtype)
+    if product.grouped and dtype in device.grouped_tflops:
+        rate = device.grouped_tflops[dtype] * 1e12
+    elif product.grouped:
+        rate *= grouped_share(device.architecture, dtype)
     if dtype in ("fp8", "fp4"):
         rate *= placed.precision.rate_share
     element_bytes = 1 if dtype == "fp8" else placed.element_bytes
@@ -71,7 +79,6 @@ def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
     traffic = product.count * (read * element_bytes + placed.element_bytes * product.rows * product.n)
     flops = product.flops
     if product.grouped:
-        rate *= GROUPED_SHARES.get((device.architecture, dtype), GROUPED_SHARE)
         tiles = product.rows / GROUPED_ROWS
         flops *= (math.ceil(tiles) if placed.job.expert_loads == "equal" else max(1.0, tiles + 0.5)) / tiles
     overhead = PRODUCT_OVERHEAD_S * (2 if product.grouped else product.count)
@@ -211,6 +218,9 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
 # block takes at least this long. A graph of the step does not wait: Qwen3 235B takes 36.3 s with a graph and 50.0 s
 # without on 128 GB200s, or 6.0 and 8.3 ms per block and micro-batch (Megatron-LM, PR 5728).
 ROUTING_S, LAUNCHES_S = 0.6e-3, 8e-3
+# The time between kernels that a host launches one by one, in PyTorch 2.11 on a host with two H200s (13.7 to 15.4 µs,
+# `calibrate`). Waits for launches are proportional to it.
+LAUNCH_US = 15.0
 # Megatron adds expert output biases, times routing weights, in separate kernels and joins the results (`_apply_bias` in
 # core/transformer/moe/experts.py at d98e8a64). The values are reads and writes per output value, forward and backward.
 EXPERT_BIAS_PASSES = (6, 8)
@@ -251,7 +261,12 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     if model.gpt_oss and placed.trainer.core == "megatron" and not placed.layout.cuda_graph:
         copies += EXPERT_BIAS_PASSES[backward] * received
     sorting_s = placed.pass_s(placed.tokens / tp * copies * (model.expert_hidden_size or model.hidden_size) * 2)
-    return seconds + sorting_s + (ROUTING_S if waits_for_host(placed, layer) else 0.0)
+    waiting_s = ROUTING_S * launch_ratio(placed.cluster.device) if waits_for_host(placed, layer) else 0.0
+    return seconds + sorting_s + waiting_s
+
+
+def launch_ratio(device: Device) -> float:
+    return (device.launch_us or LAUNCH_US) / LAUNCH_US
 
 
 def waits_for_host(placed: PlacedJob, layer: int) -> bool:
@@ -281,7 +296,8 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     sizes = (layer, job.sequence_length, job.document_tokens, layout.micro_batch, layout.tp, layout.cp, layout.ep)
     kernels = (job.trainer, job.precision, placed.attention_kernel, job.compiled, job.dispatcher, job.manual_backward)
     choices = (layout.checkpointing, layout.sequence_parallel, layout.cp_method, layout.cuda_graph)
-    rates = (device.name, device.architecture, device.memory_gb_s, device.copy_gb_s, *device.sustained_tflops.items())
+    measured = (device.copy_gb_s, device.launch_us, *device.sustained_tflops.items(), *device.grouped_tflops.items())
+    rates = (device.name, device.architecture, device.memory_gb_s, *measured)
     loads = (job.expert_loads, placed.imbalance, placed.buffered_rows)
     model = (job.model, job.model.qk_norm, placed.weight_casts, *loads)
     key = (*model, sizes, kernels, choices, rates, *device.attention.items())

@@ -135,6 +135,7 @@ HOST_GB_S = 150
 def optimizer_s(placed: PlacedJob, owned_weights: float) -> float:
     update_bytes = UPDATE_BYTES[placed.job.state] * owned_weights
     if not placed.layout.offload_optimizer:
-        return placed.copy_s(update_bytes)
+        rate = placed.cluster.device.update_gb_s
+        return update_bytes / (1e9 * rate) if rate else placed.copy_s(update_bytes)
     gpus = min(placed.cluster.gpus, placed.cluster.topology.gpus_per_domain)
     return update_bytes * gpus / (HOST_GB_S * 1e9)

@@ -177,13 +177,14 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, a
     if not with_data_parallel:
         return step
     weights = rank_weights(placed, slowest, ranks[slowest])
+    waits_s = 0.0 if layout.cuda_graph else STEP_OVERHEAD_S * operations.launch_ratio(placed.cluster.device)
     owned = weights.total if layout.sharding == "none" else divided_weights(placed, weights)  # updated by one GPU
     return replace(
         step,
         data_parallel=sum(block.data * count for block, count in counts)
         + _step_data_parallel_s(placed, weights, passes[slowest].total)
         + communication.copies_sum_s(placed, weights, per_step=True),
-        optimizer=placed_job.optimizer_s(placed, owned) + (0.0 if layout.cuda_graph else STEP_OVERHEAD_S),
+        optimizer=placed_job.optimizer_s(placed, owned) + waits_s,
         copies=sum(block.copies * count for block, count in counts)
         + _copies_s(placed, end_weights(placed, slowest)) * micro
         + host_copies_s(placed, owned),
@@ -222,7 +223,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
         data=data,
         copies=copies,
     )
-    launches_s = operations.LAUNCHES_S * (1 + is_repeated / 3)
+    launches_s = operations.LAUNCHES_S * operations.launch_ratio(placed.cluster.device) * (1 + is_repeated / 3)
     hidden_s = 0.0 if placed.job.waits_for_launches else time.total
     waits = placed.job.waits_for_launches or operations.waits_for_host(placed, layer)
     return vary(time, forward=forward + Seconds(other=max(0.0, launches_s - hidden_s) * waits))

@@ -35,8 +35,11 @@ class Device:
     architecture: str = ""  # the compiler's name for the GPU: sm80, sm90, sm100, gfx942; empty if unknown
     # The speed of GEMMs without the power cap's limit, relative to sustained GEMMs.
     power_headroom: float = 1.0
-    # Measured GB/s that copies read and write; None if not measured.
+    grouped_tflops: Mapping[str, float] = field(default_factory=dict)  # measured rates of grouped GEMMs, by data type
+    # Measured GB/s that copies and AdamW's update read and write, and the time of a launch; None if not measured.
     copy_gb_s: float | None = None
+    update_gb_s: float | None = None
+    launch_us: float | None = None
     # Measured rates of attention kernels, by the planner's kernel names.
     attention: Mapping[str, AttentionRates] = field(default_factory=dict)
 

@@ -2,7 +2,8 @@
 
     python -m sweeper calibrate hardware=h200 dir=results
 
-Runs sweeps of GEMMs, memory copies, attention and, with several GPUs, collectives, which takes two to five minutes.
+Runs sweeps of GEMMs, grouped GEMMs, launches, memory copies, AdamW's update, attention and, with several GPUs,
+collectives, which takes three to six minutes.
 GEMMs and attention run back to back and are measured only after clocks and power have settled, because short runs reach
 rates 10 to 20% above the rates in training.
 
@@ -116,6 +117,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
     """Write the device file and the topology file. Return table rows that show which value each rate replaces."""
     products = rates.sustained_tflops(rows["matmul"])
     reference = products.get("bf16") or next(iter(products.values()))
+    bandwidths = {row["param.operation"]: rates.figure_of(row, "gb_per_s") for row in rows["memory"]}
     calibration = Calibration(
         hardware=device_key(target.hardware),
         device=target.model,
@@ -124,7 +126,10 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
         conditions=rates.describe_conditions(rows["matmul"]),
         sustained_tflops=products,
         power_headroom=round(rates.power_headroom(rows["matmul"]), 3) if target.is_gpu else 1.0,
-        copy_gb_s=rates.figure_of(rows["memory"][0], "gb_per_s") if rows["memory"] else None,
+        grouped_tflops=rates.grouped_tflops(rows["grouped"]),
+        copy_gb_s=bandwidths.get("copy"),
+        update_gb_s=bandwidths.get("update"),
+        launch_us=rates.launch_us(rows.get("launch", [])),
         attention=rates.attention_rates(rows["attention"], reference.value),
     )
     write_calibration(path, calibration)

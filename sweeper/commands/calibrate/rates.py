@@ -1,6 +1,7 @@
 """Compute device and link rates from a calibration's trials, and tabulate the values that these rates replace."""
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -55,6 +56,24 @@ def _joint_rate(layers: Iterable[Row], metric: str) -> float:
     flops = [(2 * float(row["m"]) * float(row["n"]) * float(row["k"]), row) for row in layers]
     seconds = sum(operations / float(row[metric]) for operations, row in flops)
     return sum(operations for operations, _ in flops) / seconds
+
+
+def grouped_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Return the median sustained rate of grouped GEMMs for each dtype."""
+    return {
+        RECIPES[dtype].matrix_dtype: Figure(statistics.median(float(row["tflops_sustained"]) for row in own))
+        for dtype, own in _group(rows, "param.dtype").items()
+    }
+
+
+def launch_us(rows: Sequence[Row]) -> Figure | None:
+    """Return the microseconds between small GEMMs that run back to back, which their launches determine."""
+    for row in rows:
+        figure = figure_of(row, "tflops_sustained")
+        flops = 2 * float(row["param.m"]) * float(row["param.n"]) * float(row["param.k"])
+        low, high = (flops / rate / 1e6 if rate else None for rate in (figure.high, figure.low))
+        return Figure(flops / figure.value / 1e6, low, high)
+    return None
 
 
 def figure_of(row: Row, metric: str) -> Figure:
@@ -174,9 +193,18 @@ def device_replacements(calibration: Calibration, before: Device | None, rows: S
         yield _replace(f"products in {dtype}, TFLOP/s", rate, source, figure)
     headroom = Figure(calibration.power_headroom)
     yield _replace("short over lasting products", before.power_headroom if before else math.nan, "table", headroom)
-    if calibration.copy_gb_s:
-        copied = before.memory_gb_s * COPY_SHARE if before else math.nan
-        yield _replace("copies, GB/s", copied, f"{COPY_SHARE:g} of the data sheet", calibration.copy_gb_s)
+    for dtype, figure in calibration.grouped_tflops.items():
+        share, products = operations.grouped_share(before.architecture if before else "", dtype), math.nan
+        if before and dtype in calibration.sustained_tflops:
+            products = calibration.sustained_tflops[dtype].value
+        rate = share * products
+        yield _replace(f"grouped products in {dtype}, TFLOP/s", rate, f"{share:g} of the products", figure)
+    copied = before.memory_gb_s * COPY_SHARE if before else math.nan
+    for name, bandwidth in (("copies", calibration.copy_gb_s), ("AdamW's update", calibration.update_gb_s)):
+        if bandwidth:
+            yield _replace(f"{name}, GB/s", copied, f"{COPY_SHARE:g} of the data sheet", bandwidth)
+    if calibration.launch_us:
+        yield _replace("time between launches, µs", operations.LAUNCH_US, "table", calibration.launch_us)
     ordered = sorted(rows, key=lambda row: float(row["param.sequence_length"]))
     longest = {(row["param.kernel"], row["param.mode"]): row for row in ordered}
     for (kernel, mode), row in sorted(longest.items(), key=lambda item: item[0]):

@@ -1,6 +1,7 @@
 """The parts of an estimate: collectives, pipelines, experts, attention, precisions, memory and efficiencies."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from workloads.estimator.communication import (
     copies_sum_s,
     pipeline_send_s,
 )
+from workloads.estimator.estimate import StepTime
 from workloads.estimator.memory import saved_bytes
-from workloads.estimator.operations import LAUNCHES_S, attention_s, block_products, block_seconds, pass_s
+from workloads.estimator.operations import LAUNCH_US, LAUNCHES_S, attention_s, block_products, block_seconds, pass_s
 from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights
 from workloads.estimator.step import STALL_S_PER_GIB, estimate_job
@@ -294,6 +296,20 @@ def test_blocking_launches_add_to_each_block_of_each_micro_batch() -> None:
         estimate_job(replace(work, waits_for_launches=waits), cluster(8), 1.0).step.total_s for waits in (False, True)
     )
     assert blocked - free == pytest.approx(4 * 96 * LAUNCHES_S * 4 / 3)
+
+
+def test_measured_rates_of_grouped_gemms_updates_and_launches_replace_the_table_s() -> None:
+    usual = cluster(8)
+    work = job("qwen3_30b_a3b", trainer="megatron-core", ep=8, dp_shard=8, global_batch=8, sequence_length=4096)
+
+    def step_of(**measured: Any) -> StepTime:
+        return estimate_job(work, replace(usual, device=replace(usual.device, **measured)), 1.0).step
+
+    table = step_of()
+    assert step_of(grouped_tflops={"bf16": 100.0}).products > 2 * table.products
+    assert step_of(update_gb_s=usual.device.memory_gb_s / 10).optimizer > 2 * table.optimizer
+    assert step_of(launch_us=2 * LAUNCH_US).total_s > 1.3 * table.total_s
+    assert step_of(launch_us=LAUNCH_US) == table
 
 
 @pytest.mark.parametrize(("micro_batch", "measured_s"), [(1, 9.318), (2, 11.260)])

@@ -21,7 +21,14 @@ from sweeper.preflight.calibration import Calibration, Figure, calibrate_device,
 from sweeper.preflight.clusters import build_cluster
 from sweeper.preflight.devices import planned_target
 from tests.conftest import CommandResult, environment
-from tests.support.calibrations import attention_rows, collective_rows, copy_rows, product_rows
+from tests.support.calibrations import (
+    attention_rows,
+    collective_rows,
+    copy_rows,
+    grouped_rows,
+    launch_rows,
+    product_rows,
+)
 from tests.support.planner import H100
 from tests.support.studies import ask_trial, finished, open_study
 from workloads.api.errors import UserInputError
@@ -54,7 +61,7 @@ def test_an_unknown_device_is_named() -> None:
 
 
 def test_collectives_are_measured_between_gpus_only_and_over_groups_with_different_links(tmp_path: Path) -> None:
-    assert list(plan_sweeps(target(), "run", tmp_path, [])) == ["matmul", "memory", "attention"]
+    assert list(plan_sweeps(target(), "run", tmp_path, [])) == ["matmul", "grouped", "launch", "memory", "attention"]
     groups = {(2, 1): "space.ranks=0", (8, 1): "space.ranks=0,2", (8, 2): "space.ranks=0,8,2", (1, 4): "space.ranks=0"}
     for (gpus, nodes), words in groups.items():
         sweep = plan_sweeps(target(gpus, nodes), "run", tmp_path, [])["collectives"]
@@ -103,7 +110,9 @@ def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replac
     path.parent.mkdir()
     rows = {
         "matmul": [*product_rows(), *product_rows("fp8_tensorwise", 1250)],
-        "memory": copy_rows(),
+        "grouped": [*grouped_rows(550, 580, 570), *grouped_rows(1100, dtype="fp8_rowwise")],
+        "launch": launch_rows(tflops=0.1 / 3),
+        "memory": [*copy_rows(), *copy_rows(3500.0, "update")],
         "attention": attention_rows("cudnn", 560, 480),
         "collectives": collective_rows({0: 360.0, 2: 340.0}, 8),
     }
@@ -112,6 +121,9 @@ def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replac
     assert file is not None
     cluster = build_cluster("h200", None, 8, file)
     assert cluster.device.sustained_tflops == pytest.approx({"bf16": 600.0, "fp8": 1250.0})
+    assert cluster.device.grouped_tflops == {"bf16": 570, "fp8": 1100}
+    assert cluster.device.update_gb_s == 3500
+    assert cluster.device.launch_us == pytest.approx(3 * 2 * 64**3 / 0.1e12 * 1e6)
     assert cluster.device.copy_gb_s == 4100 and cluster.topology.link_gb_s == pytest.approx(360 / 0.78, rel=1e-3)
     assert yaml.safe_load(file.topology_path.read_text())["source"].startswith("links of 8 x ")
     console = Console(width=160, record=True)
@@ -119,16 +131,23 @@ def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replac
     text = " ".join(console.export_text().split())
     assert "products in bf16, TFLOP/s 690 table 600 594 606 -13.0" in text
     assert "short over lasting products 1.15 table 1.2 +4.3" in text
+    assert "grouped products in bf16, TFLOP/s 582 0.97 of the products 570 -2.1" in text
+    assert "grouped products in fp8, TFLOP/s 1,075 0.86 of the products 1,100 +2.3" in text
+    assert "AdamW's update, GB/s 4,080 0.85 of the data sheet 3,500" in text
+    assert "time between launches, µs 15 table 15.73 15.42 16.05 +4.9" in text
     assert "copies, GB/s 4,080 0.85 of the data sheet 4,100 4,090 4,110 +0.5" in text
     assert "all-gather of 8 GPUs, bus GB/s 351 0.78 of 450 360 +2.6" in text
     assert "attention cudnn forward, 16,384 tokens, TFLOP/s 578.9 table 533.9 -7.8" in text
+
+
+EMPTY: dict[str, list[dict[str, str]]] = {"grouped": [], "memory": [], "attention": []}
 
 
 def test_a_busy_processor_has_no_headroom_of_power(tmp_path: Path) -> None:
     path = tmp_path / "calibration" / "cpu.yaml"
     path.parent.mkdir()
     processor = replace(target(), hardware=Hardware("cpu", kind="cpu"))
-    write_files(path, processor, {"matmul": product_rows(sustained=20.0, burst=600.0), "memory": [], "attention": []})
+    write_files(path, processor, {"matmul": product_rows(sustained=20.0, burst=600.0)} | EMPTY)
     assert read_calibration(path).power_headroom == 1.0
 
 
