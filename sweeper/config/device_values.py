@@ -1,60 +1,38 @@
-"""Values in a space that depend on the devices: the number of GPUs, a named layout, and environment variables.
+"""Values in a space that depend on the devices: the number of GPUs, and environment variables.
 
 tp: divisors(gpus)               all divisors of the number of GPUs, such as 1, 2, 3 and 6 for 6 GPUs
 ep: divisors(gpus)               the same if a model has experts, otherwise 1
 global_batch: multiple(gpus, 64) the smallest multiple of the number of GPUs that is at least 64
-workload.strategy=NAME           a fixed layout from the table `conf/strategies.yaml`
 environment                      variables that a device's YAML file in `conf/hardware/` sets by default
 """
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from sweeper.config import space as spaces
 from sweeper.config.catalogue import catalogue
 from sweeper.config.environment import PREFIX, check_name, check_values, only_variables
 from sweeper.config.hardware import Target
-from sweeper.config.resolution import CONF, ResolvedConfig
+from sweeper.config.resolution import ResolvedConfig
 from sweeper.config.schema import Hardware
 from sweeper.config.space import BY_GPUS, Choice, Space
 from workloads.api.errors import UserInputError
 from workloads.api.validation import build
 from workloads.layouts.enumeration import divisors
 from workloads.models.trained import load_trained_model
-from workloads.suggestions import suggest
 
-# The values of parameters that a row of the strategies table omits.
-DEFAULTS = {"dp_replicate": 1, "cp": 1, "stages_per_rank": 1, "schedule": "1f1b"}
 FROM_SPACE = "space.env"
 FROM_NODES = "the nodes' environment"
 
 
 def fill_space(resolved: ResolvedConfig, target: Target, gpus: int) -> ResolvedConfig:
-    """Fill in the values that depend on the number of GPUs. Raises UserInputError if the strategy has no layout."""
+    """Fill in the values that depend on the number of GPUs."""
     entries, is_command = resolved.config.space, resolved.settings is not None
     if entries.get("ep") == "divisors(gpus)" and not is_command and not _has_experts(entries, target.hardware.kind):
         entries = {name: entry for name, entry in entries.items() if name != "ep"}  # only 1 is valid
-    resolved = replace(resolved, config=replace(resolved.config, space=_apply_count(entries, gpus)))
-    strategy = resolved.config.workload.strategy
-    if strategy is None:
-        return resolved
-    strategies = read_strategies()
-    if strategy not in strategies:
-        raise UserInputError(f"workload.strategy={strategy}: unknown strategy. {suggest(strategy, strategies)}")
-    vendor = "amd" if (target.architecture or "").startswith("gfx") else "nvidia"  # either will do for a CPU
-    model = spaces.parse(resolved.config.space, target.hardware.kind).constants.get("model")
-    model = model or (resolved.settings or {}).get("model")
-    rows = {row.model: row for row in strategies[strategy] if row.vendor == vendor}
-    if model not in rows:
-        what = f"no layout for model {model} on {vendor}"
-        raise UserInputError(f"workload.strategy={strategy}: {what}. Available: {', '.join(sorted(rows))}")
-    parameters = {field.name for field in fields(resolved.workload.Parameters)}
-    layout = {**DEFAULTS, **layout_on(gpus, strategy, rows[str(model)])}
-    return resolved.with_space({name: value for name, value in layout.items() if name in parameters})
+    return replace(resolved, config=replace(resolved.config, space=_apply_count(entries, gpus)))
 
 
 def _apply_count(entry: Any, gpus: int) -> Any:
@@ -72,27 +50,6 @@ def _has_experts(space: Mapping[str, Any], kind: str) -> bool:
     with suppress(ValueError):
         return any(load_trained_model(str(name)).experts for name in names)
     return True
-
-
-@dataclass(frozen=True)
-class Strategy:
-    vendor: str
-    model: str
-    space: dict[str, Any]
-
-
-def read_strategies() -> dict[str, list[Strategy]]:
-    table: Any = OmegaConf.to_container(OmegaConf.load(CONF / "strategies.yaml"))
-    return {name: [build(Strategy, row, f"{name}.") for row in rows] for name, rows in table.items()}
-
-
-def layout_on(gpus: int, name: str, row: Strategy) -> dict[str, Any]:
-    """Return a strategy's values for this many GPUs, with `dp_shard` = GPUs / (tp x pp). Raises UserInputError."""
-    divided = row.space["tp"] * row.space["pp"]
-    if gpus % divided:
-        degrees = f"tp={row.space['tp']} x pp={row.space['pp']} for {row.model} on {row.vendor}"
-        raise UserInputError(f"gpus={gpus}: workload.strategy={name} has {degrees}. Allowed: multiples of {divided}")
-    return {**_apply_count(row.space, gpus), "dp_shard": gpus // divided}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,6 @@ class ResolvedConfig:
     def is_local(self) -> bool:
         """Whether trials run on this machine, not on a cluster with nodes that may have different files."""
         return (self.config.cluster.address or os.environ.get("RAY_ADDRESS") or "local") == "local"
-
-    def with_space(self, entries: Mapping[str, Any]) -> ResolvedConfig:
-        """Return the configuration with these entries added to the space, replacing entries with the same names."""
-        return replace(self, config=replace(self.config, space={**self.config.space, **entries}))
 
 
 def list_program_files(settings: Mapping[str, Any]) -> list[str]:

@@ -16,13 +16,11 @@ class WorkloadSection:
             benchmark's own file sets it.
         objective: the metric that ranks trials; the leading metric if there are several.
         direction: whether a higher or a lower objective is better.
-        strategy: the name of a fixed layout in `conf/strategies.yaml`, such as balanced.
     """
 
     name: str
     objective: str
     direction: Direction = "maximize"
-    strategy: str | None = None
     preset: str = ""
 
     @property

@@ -64,7 +64,7 @@ def run_report(folder: Path, *arguments: str) -> CommandResult:
 
 def sweep_description(arguments: Sequence[str], workload: str = "probe", **changes: Any) -> SweepDescription:
     """A sweep of one CPU that these words started, with `changes` to any of its fields."""
-    section = {"name": workload, "objective": "score", "direction": "maximize", "strategy": None}
+    section = {"name": workload, "objective": "score", "direction": "maximize"}
     trial = {"timeout_s": 300.0, "retries": 2, "grace_s": 10.0}
     config = {"workload": section, "seed": 0, "trial": trial, "finals": {"top": 3, "rounds": 5}, "exclusive": None}
     fields: dict[str, Any] = {

@@ -42,7 +42,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             mark = Remeasurement(number, place, tuple(ROUNDS))
             trial = study.ask_remeasurement({"m": number}, mark)
             study.tell(measured(trial.number, (speed + 0.1 * place, gib), mark))
-    section = {"name": "probe", "objective": "tokens_per_s", "direction": "maximize", "strategy": None}
+    section = {"name": "probe", "objective": "tokens_per_s", "direction": "maximize"}
     description = sweep_description(["python", "-m", "sweeper"], name="front")
     config = {**description.config, "workload": section, "objective": list(TWO.metrics)}
     (folder / FILE).write_text(json.dumps({**asdict(description), "config": config}))
