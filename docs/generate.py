@@ -19,7 +19,6 @@ from sweeper.cli.help_page import TEXTS, sweep_rows, workload_rows
 from sweeper.cli.sources import GROUPS, compose_groups, list_choices, loaded_files
 from sweeper.config.catalogue import catalogue, list_figures
 from sweeper.config.resolution import CONF
-from workloads.__main__ import find_presets
 from workloads.api import registry
 from workloads.api.metrics import ROWS
 
@@ -83,6 +82,15 @@ def workloads() -> str:
             described(rows),
         ]
     return "\n\n".join(parts)
+
+
+def find_presets() -> dict[str, list[str]]:
+    """Return the workloads' names, each mapped to the presets that run it."""
+    running: dict[str, list[str]] = {name: [] for name in registry.names()}
+    for path in sorted((CONF / "workload").glob("*.yaml")):
+        if match := re.search(r"^workload:\s*\{?\s*name: *(\w+)", path.read_text(), re.MULTILINE):
+            running[match[1]].append(path.stem)
+    return running
 
 
 def preset_text(preset: str) -> str:

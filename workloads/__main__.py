@@ -5,12 +5,10 @@ python -m workloads matmul m=1024 n=1024 k=1024 dtype=fp32
 
 import argparse
 import json
-import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.errors import UserInputError
@@ -19,14 +17,13 @@ from workloads.api.trial import run_trial
 from workloads.api.validation import build, keys_of, read_value
 
 USAGE_ERROR = 2  # the exit code of argparse
-# The presets of `python -m sweeper workload=…`: in conf/ next to this package, or where conf/ is installed.
-BESIDE = Path(__file__).resolve().parents[1]
-PRESETS = next((path for path in (BESIDE / "sweeper/conf", BESIDE / "conf") if path.is_dir()), BESIDE) / "workload"
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the workload with the `key=value` parameters on the command line. Exits with 2 for invalid input."""
-    described = describe_parameters(arguments[0]) if arguments and arguments[0] in names() else describe_workloads()
+    described = f"workloads: {', '.join(names())}"
+    if arguments and arguments[0] in names():
+        described = describe_parameters(arguments[0])
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m workloads", None, __doc__, described, formatter_class=formatter)
     parser.add_argument("workload", help="the name of a workload, see below")
@@ -47,28 +44,11 @@ def main(arguments: Sequence[str]) -> None:
         parser.exit(USAGE_ERROR, f"{parser.prog}: {args.workload} cannot run with these parameters: {error}\n")
 
 
-def describe_workloads(presets: Path = PRESETS) -> str:
-    """Return a line for each workload, with its name and the presets that run it in a sweep."""
-    running = find_presets(presets)
-    width = max(map(len, running))
-    lines = [f"  {name:{width}}  {', '.join(presets) or 'none in conf'}" for name, presets in running.items()]
-    return "\n".join(["workloads, with their presets for python -m sweeper workload=PRESET:", *lines])
-
-
 def describe_parameters(name: str) -> str:
     """Return the meaning, the unit, the allowed values and the default of each parameter of a workload."""
     texts = [f"  {key.name:20} {key.describe()}" for key in keys_of(load(name).Parameters)]
     rows = [textwrap.fill(text, 100, subsequent_indent=" " * 23) for text in texts]
     return "\n".join([f"parameters of {name}, key=value:", *rows])
-
-
-def find_presets(folder: Path = PRESETS) -> dict[str, list[str]]:
-    """Return the workloads' names, each mapped to the presets in the folder that run it."""
-    running: dict[str, list[str]] = {name: [] for name in names()}
-    for path in sorted(folder.glob("*.yaml")):
-        if match := re.search(r"^workload:\s*\{?\s*name: *(\w+)", path.read_text(), re.MULTILINE):
-            running.setdefault(match[1], []).append(path.stem)
-    return running
 
 
 def format_measurement(measurement: Measurement) -> str:
