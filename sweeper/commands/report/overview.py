@@ -14,10 +14,8 @@ from sweeper.commands.report.fronts import SweepFront
 from sweeper.common.clock import SECONDS_PER_HOUR
 from sweeper.common.format import DOUBTFUL, TIE, count, format_interval, format_number, format_percent, format_point
 from sweeper.metrics.derivation import MEMORY_METRICS
-from sweeper.pages.trial_tables import varying_parameters
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import BestResult, list_varying_parameters, rank_losses, read_value
-from workloads.api.metrics import get_metric
 
 
 def describe(stored: Stored, fronts: Sequence[SweepFront] = ()) -> str:
@@ -121,7 +119,7 @@ def _format_point(trial: Any, names: list[str]) -> str:
 
 def _describe_front(front: SweepFront) -> str:
     trials, metrics, certified = front.front.trials, front.criteria.metrics, front.front.certified
-    names = f"{'both ' if len(metrics) == 2 else ''}{', '.join(metrics[:-1])} and {metrics[-1]}"
+    names = f"{', '.join(metrics[:-1])} and {metrics[-1]}"
     if not trials:
         return f"No trial of {front.sweep} is on the front of {names}: all are beyond a limit by the finals."
     sureness = "Each was measured once, so the front is not certified."
@@ -129,29 +127,5 @@ def _describe_front(front: SweepFront) -> str:
         verdicts = Counter("beyond a limit" if point.exceeded else point.verdict for point in certified)
         found = ", ".join(f"{number} {verdict}" for verdict, number in verdicts.items())
         sureness = f"Of {count(len(certified), 'trial')} measured again in {certified[0].rounds} rounds: {found}."
-    # Each trial's mean over the rounds of the finals, or the measurement in the search if the trial is not a finalist.
-    values = {trial.number: {name: trial.metrics[name] for name in metrics} for trial in trials}
-    again = {point.trial.number: {name: value.value for name, value in point.values.items()} for point in certified}
-    values = {number: again.get(number, measured) for number, measured in values.items()}
-    searched = varying_parameters(front.records)
-    texts = []
-    for trial in trials:
-        point = format_point({name: trial.params[name] for name in searched}) if searched else "the only configuration"
-        shown = [
-            f"{metric.label or metric.name} {format_number(metric.factor * values[trial.number][metric.name])} "
-            f"{metric.unit}".strip()
-            for metric in map(get_metric, metrics)
-        ]
-        texts.append(f"trial {trial.number} ({point}) with {', '.join(shown)}")
-    if len(trials) == 1:
-        return f"One trial of {front.sweep} is at least as good as every other in {names}: {texts[0]}. {sureness}"
-    best: dict[int, list[str]] = {}
-    for goal in front.criteria.objectives:
-        losses = [goal.loss(values[trial.number][goal.metric]) for trial in trials]
-        best.setdefault(losses.index(min(losses)), []).append(goal.metric)
-    extremes = "; in ".join(f"{' and '.join(goals)}: {texts[place]}" for place, goals in best.items())
-    return (
-        f"No trial of {front.sweep} is the best in {names}: {len(trials)} of "
-        f"{count(len(front.records), 'ranked trial')} are on the front, and which one to take is a choice. "
-        f"Best in {extremes}. {sureness}"
-    )
+    on_front = f"{len(trials)} of {count(len(front.records), 'ranked trial')}"
+    return f"{on_front} of {front.sweep} {'is' if len(trials) == 1 else 'are'} on the front of {names}. {sureness}"
