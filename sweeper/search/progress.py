@@ -14,7 +14,6 @@ DESCRIPTIONS = {TrialStatus.FAILED: "failed", TrialStatus.LOST: "were lost", Tri
 SUCCESSES = (TrialStatus.COMPLETE, TrialStatus.PRUNED)  # a pruned trial did run
 # The limits of the budget. The search ends when it reaches any of them.
 LIMITS = ("trials", "time_s", "patience", "gpu_hours", "cost")
-EARLY_TRIALS = 5  # if this many trials at the start all fail in the same way, the failure is systematic
 
 
 class RepeatedFailures:
@@ -85,7 +84,6 @@ class SweepProgress:
             self.add(record)
         self._earlier_elapsed_s = max((record.elapsed_s for record in [*self._records, *repeated]), default=0.0)
         self._earlier_finished = self.finished_trials
-        self._earlier_records = len(self._records)
         self._started_s: float | None = None
         # Failures in earlier runs do not stop this run.
         self._failures = RepeatedFailures(budget.same_failures, nodes)
@@ -198,15 +196,6 @@ class SweepProgress:
         name = max(shares, key=shares.__getitem__, default="trials")
         text = "" if name == "trials" else f"{name} {format_number(used[name])} of {format_number(limits[name] or 0)}"
         return min(1.0, shares.get(name, 0.0)), text
-
-    def common_failure_reason(self) -> str:
-        """Return the last reason if the first `EARLY_TRIALS` trials of this run all ended for the same kind of reason.
-        Otherwise, and from the next trial on, return an empty string, so the reason is reported only once."""
-        if len(self._records) - self._earlier_records != EARLY_TRIALS:
-            return ""
-        early = self._records[-EARLY_TRIALS:]
-        kinds = {"" if record.status is TrialStatus.COMPLETE else record.kind_of_reason for record in early}
-        return early[-1].reason if len(kinds) == 1 and kinds != {""} else ""
 
     def estimated_remaining_s(self, trials: int | None) -> float | None:
         """Estimate the seconds until `trials` have ended or a limit is reached. Return None if there is no estimate."""

@@ -302,10 +302,6 @@ class Sweep:
         if is_best and self._plan.criteria.has_front:
             self._tracking.log_front([trial.number for trial in self._progress.front])
         self._display.update(self._state(), record, is_best)
-        if record.remeasurement or not self._has_budget():
-            return
-        if reason := self._progress.common_failure_reason():
-            self._display.note(f"no trial has a result, for the same reason: {reason}; press Ctrl-C to stop the sweep")
 
     def _note_left(self, owner: str, left: str) -> None:
         if left:

@@ -4,7 +4,7 @@ import pytest
 
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.config.schema import Budget
-from sweeper.search.progress import EARLY_TRIALS, SweepProgress
+from sweeper.search.progress import SweepProgress
 from tests.support.factories import trial_record
 from tests.support.studies import SCORE
 
@@ -17,43 +17,6 @@ def record(number: int, reason: str) -> TrialRecord:
 
 def make_progress(*earlier: TrialRecord) -> SweepProgress:
     return SweepProgress(SCORE, Budget(trials=100), earlier)
-
-
-@pytest.mark.parametrize(
-    ("reasons", "common_reason"),
-    [
-        (["no GPU"] * EARLY_TRIALS, "no GPU"),
-        ([f"{n}.5 GiB too little" for n in range(EARLY_TRIALS)], f"{EARLY_TRIALS - 1}.5 GiB too little"),
-        (["no GPU"] * (EARLY_TRIALS - 1), ""),
-        (["no GPU"] * (EARLY_TRIALS - 1) + ["too little memory"], ""),
-        ([""] + ["no GPU"] * (EARLY_TRIALS - 1), ""),
-        ([""] * EARLY_TRIALS, ""),
-    ],
-)
-def test_a_reason_that_the_first_trials_share_is_returned(reasons: list[str], common_reason: str) -> None:
-    # All trials of an earlier run failed for a reason that has since been removed.
-    progress = make_progress(*(record(number, "no GPU") for number in range(EARLY_TRIALS)))
-    for number, reason in enumerate(reasons):
-        assert progress.common_failure_reason() == ""
-        progress.add(record(EARLY_TRIALS + number, reason))
-    assert progress.common_failure_reason() == common_reason
-
-
-def test_complete_trials_share_no_failure_where_a_reason_says_what_they_lack() -> None:
-    progress = make_progress()
-    for number in range(EARLY_TRIALS):
-        progress.add(trial_record(number, reason="emulated: no speed is measured"))
-    assert progress.common_failure_reason() == ""
-
-
-def test_a_shared_reason_is_returned_once() -> None:
-    progress = make_progress()
-    counts_with_reason = []
-    for number in range(3 * EARLY_TRIALS):
-        progress.add(record(number, "no GPU"))
-        if progress.common_failure_reason():
-            counts_with_reason.append(number + 1)
-    assert counts_with_reason == [EARLY_TRIALS]
 
 
 def test_the_remaining_time_is_until_the_last_trial_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
