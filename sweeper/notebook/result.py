@@ -118,12 +118,7 @@ class SweepResult:
         rows = []
         records = self._stored.records.items()
         for number, record in sorted(item for item in records if bool(item[1].remeasurement) == remeasured):
-            row = {
-                "trial": number,
-                "outcome": record.status.value,
-                "reason": record.reason,
-                **record.repeats,
-            }
+            row = {"trial": number, "outcome": record.status.value, "reason": record.reason, **record.repeats}
             rows.append(row | _param_columns(record) | dict(record.metrics))
         return _add_units(pd.DataFrame(rows).set_index("trial") if rows else pd.DataFrame())
 

@@ -66,10 +66,7 @@ def pending_remeasurements(
 
 
 def finalist_results(
-    ranked: Sequence[TrialRecord],
-    top: int,
-    records: Iterable[TrialRecord],
-    criteria: Criteria,
+    ranked: Sequence[TrialRecord], top: int, records: Iterable[TrialRecord], criteria: Criteria
 ) -> list[FinalistResult]:
     """Return the finalists' results, best first, from the rounds that all finalists completed.
 

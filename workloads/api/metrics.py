@@ -62,14 +62,16 @@ METRICS = {
     for name, row in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text()).items()
 }
 ROWS = tuple(METRICS.values())
-# Units of other metrics, such as a function's objective, by the ending of the metric's name.
+# Units of keys and of other metrics, such as a function's objective, by the ending of the name.
 ENDINGS = {
     "_per_s": "/s",
     "_gb_s": "GB/s",
+    "_tb_s": "TB/s",
+    "_tflops": "TFLOP/s",
     "_ms": "ms",
     "_us": "µs",
     "_s": "s",
-    "_mib": "MiB",
+    "mib": "MiB",
     "_gib": "GiB",
     "_mb": "MB",
     "_gb": "GB",
@@ -87,9 +89,13 @@ _RATE = re.compile(
 GPU_READINGS = ("power_w", "temperature_c")  # which every workload has on a GPU
 
 
+def find_ending(name: str) -> str:
+    """Return the unit that a name's ending stands for, or an empty string."""
+    return next((unit for end, unit in ENDINGS.items() if name.endswith(end)), "")
+
+
 def get_metric(name: str) -> Metric:
-    unit = next((unit for end, unit in ENDINGS.items() if name.endswith(end)), "")
-    return METRICS.get(name) or Metric(name, unit)
+    return METRICS.get(name) or Metric(name, find_ending(name))
 
 
 def choose_summary(name: str) -> Literal["last", "median", "highest"]:

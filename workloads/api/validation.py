@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from workloads.api.errors import UserInputError
+from workloads.api.metrics import find_ending
 from workloads.suggestions import nearest, suggest
 
 T = TypeVar("T")
@@ -17,22 +18,13 @@ MAX_INTEGER = 2**63  # the limit for integers in Optuna, NumPy and SQLite
 SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}  # seconds in each unit that people may write
 SI_PREFIXES = {"k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}  # B stands for billions, as in 8B
 TORCH_NAMES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
-# Units by key suffix. The longest matching suffix applies.
-UNITS = {
-    "_s": "seconds",
-    "_w": "watts",
-    "mib": "MiB",
-    "_gib": "GiB",
-    "_gb": "GB",
-    "_gb_s": "GB/s",
-    "_tb_s": "TB/s",
-    "_tflops": "TFLOP/s",
-}
+LONG_UNITS = {"s": "seconds", "W": "watts"}  # as in help and messages
 
 
 def find_unit(name: str) -> str:
     """Return the unit that a name's suffix stands for, or an empty string."""
-    return next((UNITS[end] for end in sorted(UNITS, key=len, reverse=True) if name.endswith(end)), "")
+    unit = find_ending(name)
+    return LONG_UNITS.get(unit, unit)
 
 
 def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
