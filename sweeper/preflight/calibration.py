@@ -32,15 +32,6 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """Measured attention rates. The fields are those of `workloads.hardware.cluster.AttentionRates`."""
-
-    forward_share: float = field(metadata={"min": 0.001, "max": 2})
-    backward_share: float = field(metadata={"min": 0.001, "max": 2})
-    half_tokens: float = field(metadata={"min": 0})
-
-
-@dataclass(frozen=True)
 class Calibration:
     hardware: str  # the device's name in conf/hardware
     device: str  # the driver's name for the device
@@ -53,7 +44,7 @@ class Calibration:
     copy_gb_s: Figure | None = None  # the reads plus writes of copies, in GB/s
     update_gb_s: Figure | None = None  # the reads plus writes of AdamW's update, in GB/s
     launch_us: Figure | None = None  # the time between two kernels that the host launches one by one
-    attention: dict[str, Attention] = field(default_factory=dict)  # rates by the planner's kernel names
+    attention: dict[str, AttentionRates] = field(default_factory=dict)  # rates by the planner's kernel names
 
     def describe(self) -> str:
         names = [f"products in {' and '.join(self.sustained_tflops)}"] if self.sustained_tflops else []
@@ -82,14 +73,13 @@ def calibrate_device(device: Device, calibration: Calibration) -> Device:
     """Return the planner's device with rates replaced by measured rates."""
     products = calibration.sustained_tflops
     figures = {name: getattr(calibration, name) for name in ("copy_gb_s", "update_gb_s", "launch_us")}
-    attention = {name: AttentionRates(**asdict(rates)) for name, rates in calibration.attention.items()}
     return replace(
         device,
         sustained_tflops={**device.sustained_tflops, **{dtype: rate.value for dtype, rate in products.items()}},
         power_headroom=calibration.power_headroom if products else device.power_headroom,
         grouped_tflops={dtype: rate.value for dtype, rate in calibration.grouped_tflops.items()},
         **{name: figure.value for name, figure in figures.items() if figure},
-        attention={**device.attention, **attention},
+        attention={**device.attention, **calibration.attention},
     )
 
 

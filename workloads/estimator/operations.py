@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from workloads.estimator.placed_job import PlacedJob
@@ -107,7 +107,7 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
 
 _ROWS = csv.DictReader((Path(__file__).parent / "tables" / "attention_rates.csv").read_text().splitlines())
 ATTENTION_RATES = {
-    (row["kernel"], row["architecture"]): AttentionRates(*(float(row[name]) for name in AttentionRates._fields))
+    (row["kernel"], row["architecture"]): AttentionRates(*(float(row[rate.name]) for rate in fields(AttentionRates)))
     for row in _ROWS
 }
 # The backward pass of fused attention has five GEMMs; the forward pass has two.

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from workloads.suggestions import hint
 
@@ -13,12 +13,13 @@ Wiring = Literal["switch", "pairs", "host"]
 USABLE_MEMORY = 0.97  # the share of driver-reported memory that one process can use
 
 
-class AttentionRates(NamedTuple):
+@dataclass(frozen=True)
+class AttentionRates:
     """An attention kernel's rates for long sequences, as fractions of the bf16 GEMM rate."""
 
-    forward_share: float
-    backward_share: float
-    half_tokens: float  # the sequence length that reaches half of these rates
+    forward_share: float = field(metadata={"min": 0.001, "max": 2})
+    backward_share: float = field(metadata={"min": 0.001, "max": 2})
+    half_tokens: float = field(metadata={"min": 0})  # the sequence length that reaches half of these rates
 
 
 @dataclass(frozen=True)

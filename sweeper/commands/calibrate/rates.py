@@ -10,12 +10,12 @@ from rich.table import Table
 
 from sweeper.common.format import format_number
 from sweeper.pages.terminal import draw, terminal_width
-from sweeper.preflight.calibration import Attention, Calibration, Figure
+from sweeper.preflight.calibration import Calibration, Figure
 from workloads.api.recipes import RECIPES
 from workloads.estimator import operations
 from workloads.estimator.communication import LINK_SHARE, NETWORK_SHARE, Group, bandwidth_gb_s
 from workloads.estimator.placed_job import COPY_SHARE
-from workloads.hardware.cluster import Cluster, Device, Topology, Wiring, measured_tflops
+from workloads.hardware.cluster import AttentionRates, Cluster, Device, Topology, Wiring, measured_tflops
 from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 
@@ -82,9 +82,9 @@ def figure_of(row: Row, metric: str) -> Figure:
     return Figure(float(row[metric]), low, high)
 
 
-def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
+def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, AttentionRates]:
     """Return the fastest attention rates for each planner kernel name, as fractions of the GEMM rate."""
-    rates: dict[str, Attention] = {}
+    rates: dict[str, AttentionRates] = {}
     for kernel, own in _group(rows, "param.kernel").items():
         fitted, name = _fit_attention(own, tflops), PLANNER_KERNELS[kernel]
         if fitted and (name not in rates or fitted.forward_share > rates[name].forward_share):
@@ -92,7 +92,7 @@ def attention_rates(rows: Sequence[Row], tflops: float) -> dict[str, Attention]:
     return rates
 
 
-def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
+def _fit_attention(rows: Sequence[Row], tflops: float) -> AttentionRates | None:
     """Return the rates of one kernel, or None unless both passes were measured at two or more lengths, of which the
     longest is near its limit. The planner models the rate at L tokens as share · L / (L + half), so the inverse rate is
     linear in 1 / L. Both passes use the mean of their `half` values. The share of each pass is computed from its
@@ -112,7 +112,7 @@ def _fit_attention(rows: Sequence[Row], tflops: float) -> Attention | None:
     shares = {mode: rate * (length + half) / length / tflops for mode, (length, rate) in longest.items()}
     if max(shares.values()) > 2:  # the rate still grows with the length as on a line
         return None
-    return Attention(round(shares["forward"], 4), round(shares["backward"], 4), round(half, 1))
+    return AttentionRates(round(shares["forward"], 4), round(shares["backward"], 4), round(half, 1))
 
 
 def describe_conditions(rows: Sequence[Row]) -> str:

@@ -9,7 +9,6 @@ from sweeper.commands.plan.request import read_request
 from sweeper.commands.plan.text import show
 from sweeper.config.catalogue import catalogue, find_hardware
 from sweeper.preflight.calibration import (
-    Attention,
     Calibration,
     CalibrationFile,
     Figure,
@@ -20,6 +19,7 @@ from sweeper.preflight.calibration import (
 from sweeper.preflight.clusters import build_cluster
 from tests.conftest import CommandResult
 from workloads.api.errors import UserInputError
+from workloads.hardware.cluster import AttentionRates
 
 WORDS = ["model=llama3_8b", "hardware=h200", "gpus=8", "micro_batch=1", "cp=1", "pp=1"]
 SLOW = Calibration(
@@ -31,7 +31,7 @@ SLOW = Calibration(
     sustained_tflops={"bf16": Figure(345.0, 340.0, 350.0)},
     power_headroom=1.1,
     copy_gb_s=Figure(2000.0),
-    attention={"cudnn": Attention(0.5, 0.4, 700.0)},
+    attention={"cudnn": AttentionRates(0.5, 0.4, 700.0)},
 )
 
 
