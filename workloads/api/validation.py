@@ -142,7 +142,8 @@ def check_bounds(value: Any, bounds: Mapping[str, Any], key: str) -> None:
         raise UserInputError(f"{key}={format_value(value)}: must be at most {bounds['max']}")
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
+    """Return a scalar as written in configuration files."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from workloads.api.errors import UserInputError, first_line
+from workloads.api.validation import format_value
 from workloads.formats import names
 from workloads.formats.megatron import FP8_RECIPES, NAMES, TABLES, V_SETUPS, read_settings, support
 from workloads.formats.shell import UNSET, Script, find_unset, show_unset
@@ -230,7 +231,7 @@ def render_recipe(job: Job, gpus: int) -> names.RenderedFile:
         **BRIDGE_RUN,
     }
     shown = {name: f"[{','.join(value)}]" for name, value in overrides.items() if isinstance(value, list)}
-    shown = {name: "null" if value is None else names.show(value) for name, value in overrides.items()} | shown
+    shown = {name: format_value(value) for name, value in overrides.items()} | shown
     pairs = [shlex.quote(f"{name}={value}") for name, value in shown.items()]
     words = [*names.torchrun(gpus), "scripts/training/run_recipe.py", f"--recipe={RECIPE}", *pairs]
     text = _shell_script(words, "Megatron-Bridge 0.3.1: run in its folder", connections=1)

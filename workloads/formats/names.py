@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workloads.api.errors import UserInputError
+from workloads.api.validation import format_value
 from workloads.layouts.layout import LESS_LAYERS, Job, Layout
 from workloads.models.model import MODELS, Model
 from workloads.suggestions import suggest
@@ -151,9 +152,8 @@ def read_names(settings: Settings, names: Iterable[Name], fields: Sequence[str])
         if name.values:
             ours = {_plain(theirs): our for our, theirs in name.values.items()}
             if _plain(value) not in ours:
-                raise UserInputError(
-                    f"{name.key}={value}: not known here. {suggest(str(value), map(show, name.values.values()))}"
-                )
+                close = suggest(str(value), map(format_value, name.values.values()))
+                raise UserInputError(f"{name.key}={value}: not known here. {close}")
             value = ours[_plain(value)]
         read[name.field] = value
     return read
@@ -195,9 +195,9 @@ class Support:
         for name, allowed in ((name, self.values[name]) for name in names if name in self.values):
             if (value := field_of(job, name)) not in allowed:
                 owner = "the model's " if hasattr(job.model, name) else ""
-                supported = ", ".join(map(show, allowed))
+                supported = ", ".join(map(format_value, allowed))
                 raise UserInputError(
-                    f"{self.trainer}: {owner}{name}={show(value)} cannot be written. Supported: {supported}"
+                    f"{self.trainer}: {owner}{name}={format_value(value)} cannot be written. Supported: {supported}"
                 )
 
 
@@ -322,8 +322,3 @@ def torchrun(gpus: int) -> list[str]:
     if nodes > 1:
         words += ["--node-rank=$NODE_RANK", "--master-addr=$MASTER_ADDR", "--master-port=${MASTER_PORT:-29500}"]
     return words
-
-
-def show(value: object) -> str:
-    """Return a value as written in configuration files, with true and false in lower case."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

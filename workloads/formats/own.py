@@ -9,6 +9,7 @@ from typing import get_args, get_origin, get_type_hints
 
 from workloads.api import registry
 from workloads.api.errors import UserInputError
+from workloads.api.validation import format_value
 from workloads.formats import names
 from workloads.formats.shell import Script
 from workloads.formats.torchtitan import find_interval
@@ -72,7 +73,7 @@ def render(job: Job, gpus: int, path: str = "") -> names.RenderedFile:
     values = {"model": name, **names.write_names(job, own_names())}
     values |= {"checkpointing_freq": interval} if (interval := find_interval(job)) else {}
     values |= {"imbalance": 1} if job.model.experts and job.expert_loads == "equal" else {}
-    words = ["workload=parallel", *(f"space.{name}={names.show(value)}" for name, value in values.items())]
+    words = ["workload=parallel", *(f"space.{name}={format_value(value)}" for name, value in values.items())]
     words = ["python", "-m", "sweeper", *words, f"gpus={gpus}", "search=grid", "finals.top=0"]
     return names.RenderedFile(SCRIPT, f"#!/bin/sh\nexec {shlex.join(words)}\n", f"sh {SCRIPT}")
 
