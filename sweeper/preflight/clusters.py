@@ -19,6 +19,7 @@ from sweeper.preflight.calibration import CalibrationFile, calibrate_device
 from workloads.api import host
 from workloads.api.contract import Machine
 from workloads.api.errors import UserInputError, first_line
+from workloads.api.validation import build
 from workloads.hardware.cluster import (
     UNKNOWN_CLUSTER,
     USABLE_MEMORY,
@@ -26,7 +27,6 @@ from workloads.hardware.cluster import (
     Device,
     Topology,
     Wiring,
-    build_topology,
     measured_tflops,
     power_headroom,
 )
@@ -82,14 +82,8 @@ def _read_topology(path: Path) -> Topology:
         raise UserInputError(f"topology {path} cannot be read: {place}{first_line(error)}") from error
     if not isinstance(values, dict):
         raise UserInputError(f"topology {path} has no keys")
-    return _topology_of({"name": path.stem} | {str(key): value for key, value in values.items()})
-
-
-def _topology_of(values: dict[str, Any]) -> Topology:
-    try:
-        return build_topology(values)
-    except ValueError as error:
-        raise UserInputError(str(error)) from error
+    values = {"name": path.stem} | {str(key): value for key, value in values.items() if key != "source"}
+    return build(Topology, values, f"topology {values['name']}: ")
 
 
 def choose_topology(
@@ -98,7 +92,7 @@ def choose_topology(
     """Return a sweep's topology. Keys that are set override those of a file or, with `auto`, of the cluster's nodes."""
     given = {name: value for name, value in asdict(section).items() if value is not None and name in TOPOLOGY_KEYS}
     if section.file is None and section.name != AUTO:
-        return _topology_of({"name": section.name, **given})
+        return build(Topology, {"name": section.name, **given}, f"topology {section.name}: ")
     if section.file:
         return replace(find_topology(section.file), **given)
     assumed = _assumed_topology(hardware, calibration)

@@ -3,11 +3,9 @@
 import csv
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-from workloads.suggestions import hint
+from typing import Literal
 
 Wiring = Literal["switch", "pairs", "host"]
 USABLE_MEMORY = 0.97  # the share of driver-reported memory that one process can use
@@ -50,16 +48,19 @@ class Topology:
     """The links and the network of a cluster of identical nodes. Bandwidths are per direction."""
 
     name: str  # the name of the topology's file
-    gpus_per_domain: int  # GPUs that reach each other without the network: a node's GPUs, or 72 in a GB200 NVL72
+    # GPUs that reach each other without the network: a node's GPUs, or 72 in a GB200 NVL72.
+    gpus_per_domain: int = field(metadata={"min": 1})
     # `switch`: a GPU can use its whole bandwidth to any other GPU. `pairs`: a GPU has one link to each other GPU, and
     # only collectives over the whole domain use all links (xGMI). `host`: PCIe through the CPUs.
     wiring: Wiring
-    link_gb_s: float  # bandwidth per GPU within its domain, over all links
-    network_gb_s: float  # per GPU between domains: a domain's NIC bandwidth divided by the domain's GPUs
-    oversubscription: float = 1.0  # NIC bandwidth divided by the bandwidth of the switches above the NICs
+    link_gb_s: float = field(metadata={"min": 0.001})  # bandwidth per GPU within its domain, over all links
+    # Bandwidth per GPU between domains: a domain's NIC bandwidth divided by the domain's GPUs.
+    network_gb_s: float = field(metadata={"min": 0.001})
+    # NIC bandwidth divided by the bandwidth of the switches above the NICs.
+    oversubscription: float = field(default=1.0, metadata={"min": 1})
     # link_latency_s and network_latency_s are the latency of one message.
-    link_latency_s: float = 4e-6
-    network_latency_s: float = 12e-6
+    link_latency_s: float = field(default=4e-6, metadata={"min": 1e-9})
+    network_latency_s: float = field(default=12e-6, metadata={"min": 1e-9})
 
 
 @dataclass(frozen=True)
@@ -93,40 +94,6 @@ UNKNOWN_CLUSTER = Cluster(
 
 
 DEVICE_RATES = list(csv.DictReader(Path(__file__).with_name("device_rates.csv").read_text().splitlines()))
-REQUIRED = ("gpus_per_domain", "wiring", "link_gb_s", "network_gb_s")
-WIRINGS = get_args(Wiring)
-
-
-def build_topology(values: Mapping[str, Any]) -> Topology:
-    """Return the topology that a file describes. Raises ValueError for a missing or unknown key, or a bad value."""
-    name = f"topology {values.get('name', '')}".rstrip()
-    allowed = [field.name for field in fields(Topology)]
-    unknown = [key for key in values if key not in (*allowed, "source")]
-    missing = [key for key in REQUIRED if values.get(key) in (None, "")]
-    if unknown:
-        close = hint(unknown[0], allowed)
-        raise ValueError(f"{name}: unknown key '{unknown[0]}'. Allowed: {', '.join(sorted(allowed))}.{close}")
-    if missing:
-        raise ValueError(
-            f"{name}: {', '.join(missing)} missing. Required: {', '.join(REQUIRED)}; wiring is one of "
-            f"{', '.join(WIRINGS)}"
-        )
-    if values["wiring"] not in WIRINGS:
-        close = hint(str(values["wiring"]), WIRINGS)
-        raise ValueError(f"{name}: wiring is '{values['wiring']}'. Allowed: {', '.join(WIRINGS)}.{close}")
-    numbers: dict[str, Any] = {}
-    for key in [key for key in allowed if key in values and key not in ("name", "wiring")]:
-        value, is_count = values[key], key == "gpus_per_domain"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{name}: {key} is '{value}', which is not a number")
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name}: {key} is {value}, but has to be above 0 and finite")
-        if key == "oversubscription" and value < 1:
-            raise ValueError(f"{name}: {key} is {value}, but has to be at least 1")
-        if is_count and value != int(value):
-            raise ValueError(f"{name}: {key} is {value}, but has to be a whole number")
-        numbers[key] = int(value) if is_count else float(value)
-    return Topology(name=str(values.get("name", "topology")), wiring=values["wiring"], **numbers)
 
 
 def measured_tflops(device: str) -> dict[str, float]:

@@ -28,7 +28,6 @@ from workloads.estimator.operations import LAUNCH_US, LAUNCHES_S, attention_s, b
 from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights
 from workloads.estimator.step import STALL_S_PER_GIB, estimate_job
-from workloads.hardware.cluster import build_topology
 from workloads.layouts.layout import Dispatcher, Job, Layout
 from workloads.layouts.trainers import nearest_efficiency
 from workloads.models.hugging_face import load_model
@@ -228,22 +227,6 @@ def test_the_nearest_pair_lends_its_efficiency() -> None:
     assert nearest_efficiency("megatron-bridge", "h200", table) == 0.9
     assert nearest_efficiency("deepspeed", "h200", table) == 1.0
     assert nearest_efficiency("deepspeed", "b200", table) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"wiring": "ring"}, "Allowed: switch, pairs, host"),
-        ({"link_gb_s": 0}, "has to be above 0"),
-        ({"link_gb_s": "fast"}, "not a number"),
-        ({"nics": 8}, "unknown key 'nics'"),
-        ({"network_gb_s": None}, "network_gb_s missing"),
-    ],
-)
-def test_an_invalid_topology_is_named(changes: dict[str, object], message: str) -> None:
-    values = {"name": "own", "gpus_per_domain": 8, "wiring": "switch", "link_gb_s": 450, "network_gb_s": 50}
-    with pytest.raises(ValueError, match=message):
-        build_topology(values | changes)
 
 
 def test_a_power_cap_limits_the_mean_of_work_and_waiting() -> None:
