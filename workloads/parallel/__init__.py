@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Literal
 
-from workloads.api.contract import Candidate, Estimate, Machine, Measurement, Rank, Scalar, Workload
+from workloads.api.contract import Candidate, Estimate, Machine, Scalar, Workload
 from workloads.api.recipes import unsupported_block_rate_reason
 from workloads.estimator.estimate import find_band
 from workloads.estimator.memory import peak_memory
@@ -281,8 +281,3 @@ class Parallel(Workload):
         """Return the layout on `factor` times the devices, with replicas and batch scaled by the same factor."""
         copies, batch = parameters.dp_replicate * factor, parameters.global_batch * factor
         return replace(parameters, dp_replicate=copies, global_batch=batch)
-
-    def run(self, parameters: ParallelParameters, rank: Rank) -> Measurement:
-        from workloads.parallel.run import measure
-
-        return measure(parameters, rank)
