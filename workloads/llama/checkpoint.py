@@ -1,6 +1,7 @@
 """Read and write Hugging Face checkpoints of the trained model families: safetensors files and a config.json."""
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
@@ -21,34 +22,7 @@ SHARD_BYTES = 4 * 10**9
 STACKED = (".experts.gate_up", ".experts.down")  # one matrix per expert
 Weights = Iterable[tuple[str, Tensor]]  # pairs of a parameter's name, such as `blocks.0.…`, and a tensor
 
-# Hugging Face's names for the parameters of a decoder. A parameter with several names is the
-# concatenation of the named tensors along the first dimension.
-HF_BLOCK_NAMES = {
-    "attention_norm.weight": ["input_layernorm.weight"],
-    "qkv.weight": [f"self_attn.{x}_proj.weight" for x in "qkv"],
-    "qkv.bias": [f"self_attn.{x}_proj.bias" for x in "qkv"],
-    "q_norm.weight": ["self_attn.q_norm.weight"],
-    "k_norm.weight": ["self_attn.k_norm.weight"],
-    "output.weight": ["self_attn.o_proj.weight"],
-    "mlp_norm.weight": ["post_attention_layernorm.weight"],
-    "gate_up.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
-    "down.weight": ["mlp.down_proj.weight"],
-}
-GPT_OSS_NAMES = {
-    "sinks": ["self_attn.sinks"],
-    "output.bias": ["self_attn.o_proj.bias"],
-    **{f"experts.router.{part}": [f"mlp.router.{part}"] for part in ("weight", "bias")},
-    **{
-        f"experts.{part}{bias}": [f"mlp.experts.{part}_proj{bias}"]
-        for part in ("gate_up", "down")
-        for bias in ("", "_bias")
-    },
-}
-HF_EMBEDDING_AND_HEAD_NAMES = {
-    "embedding.weight": ["model.embed_tokens.weight"],
-    "norm.weight": ["model.norm.weight"],
-    "lm_head.weight": ["lm_head.weight"],
-}
+NAMES: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("checkpoint.toml").read_text())
 
 
 def find_family(shape: Model) -> str:
@@ -71,8 +45,8 @@ def _differing_fields(model: Model, other: Model) -> list[str]:
 
 def hf_names(name: str, shape: Model) -> list[str]:
     """Return the names of a parameter's parts in a Hugging Face checkpoint."""
-    if name in HF_EMBEDDING_AND_HEAD_NAMES:
-        return HF_EMBEDDING_AND_HEAD_NAMES[name]
+    if name in NAMES["ends"]:
+        return NAMES["ends"][name]
     _, number, inner_name = name.split(".", 2)
     hf_block_names = _block_names(find_family(shape), shape.experts)
     return [f"model.layers.{number}.{hf_name}" for hf_name in hf_block_names[inner_name]]
@@ -86,8 +60,8 @@ def _block_names(family: str, count: int) -> dict[str, list[str]]:
     experts, shared = [f"{mlp}.experts.{expert}" for expert in range(count)], f"{mlp}.shared_expert"
     shared += "s" if family == "glm4_moe" else ""
     if family == "gpt_oss":
-        return HF_BLOCK_NAMES | GPT_OSS_NAMES
-    return HF_BLOCK_NAMES | {
+        return NAMES["block"] | NAMES["gpt_oss"]
+    return NAMES["block"] | {
         "experts.router.weight": [f"{mlp}.gate.weight"],
         "experts.bias": [f"{mlp}.gate.e_score_correction_bias"],
         "experts.gate_up": [f"{expert}.{part}.weight" for expert in experts for part in (gate, up)],

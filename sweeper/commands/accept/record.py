@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import time
+import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,17 +26,7 @@ FORMAT = 1
 HASH = "sha256"
 NEEDED = {HASH, "date", "profile", "kind", "model", "verdict", "sentence", "results"}
 RESUMED_WITHIN_S = 86_400.0  # after a day, the machine may have changed
-FINGERPRINT = {  # GPU properties: the displayed name and the format of each field
-    "driver": ("driver", "{}"),
-    "firmware": ("firmware", "{}"),
-    "name": ("name", "{}"),
-    "memory_gib": ("memory", "{:.1f} GiB"),
-    "ecc": ("ECC", "{}"),
-    "power_limit_w": ("power limit", "{:.0f} W"),
-    "clock_max_mhz": ("highest clock", "{:.0f} MHz"),
-    "numa_node": ("NUMA node", "{}"),
-    "links": ("NVLinks", "{}"),
-}
+FINGERPRINT: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("fingerprint.toml").read_text())
 
 
 def build_record(
