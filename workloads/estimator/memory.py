@@ -197,11 +197,11 @@ def _score_bytes(placed: PlacedJob) -> float:
 
 
 def _logit_bytes(placed: PlacedJob) -> float:
-    """Return the peak number of bytes per logit. A compiled loss holds only the logits and their gradient, in bf16.
+    """Return the peak number of bytes per logit. A compiled or fused loss holds the logits and their gradient, in bf16.
     PyTorch's loss over tensor-parallel ranks makes one more fp32 copy than the loss on one rank
     (torch/distributed/tensor/parallel/loss.py)."""
     trainer, job = placed.trainer, placed.job
-    if job.compiled and job.compiled_loss and trainer.compiles_loss:
+    if job.fused_loss or (job.compiled and job.compiled_loss and trainer.compiles_loss):
         return 2 * placed.element_bytes
     return trainer.logit_bytes + (4 if placed.layout.tp > 1 and trainer.core == "pytorch" else 0)
 

@@ -135,7 +135,7 @@ def read_settings(
     Raises UserInputError for a value that no job can have, or if `gpus` is needed but missing.
     """
     settings = names.FileSettings(given, defaults)
-    sizes = _read_sizes(settings)
+    sizes = _read_sizes(settings, model)
     model = model or read_model(settings)
     layers = model.layers if model else settings.get("num_layers")
     degrees = names.read_names(settings, NAMES, ("tp", "cp", "pp"))
@@ -170,6 +170,8 @@ def read_settings(
     others["dispatcher"] = "deepep" if is_deepep else "allgather" if kind == "allgather" or is_default else "alltoall"
     if settings.get("grad_reduce_in_bf16"):
         others["gradient_bytes"] = 2
+    if settings.get("cross_entropy_loss_fusion") and settings.get("cross_entropy_fusion_impl") == "te":
+        others["fused_loss"] = True
     read = degrees | names.read_names(settings, NAMES, (*fields, "reshard_after_forward"))
     read["global_batch"] = read["global_batch"] or read["micro_batch"] * dp
     read["reshard_after_forward"] |= sharding != "fsdp2"
@@ -191,7 +193,7 @@ def read_settings(
     )
 
 
-def _read_sizes(settings: names.FileSettings) -> dict[str, Any]:
+def _read_sizes(settings: names.FileSettings, model: Model | None) -> dict[str, Any]:
     fields = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
     experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.find("num_experts") else ()
     sizes = {name.field: settings.find(name.key) for name in NAMES if name.field in (*fields, *experts)}
@@ -200,12 +202,15 @@ def _read_sizes(settings: names.FileSettings) -> dict[str, Any]:
     if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
     sizes["prediction_layers"] = settings.find("mtp_num_layers")
-    if settings.find("multi_latent_attention"):  # its head sizes are not `kv_channels`
-        sizes |= {"kv_rank": settings.find("kv_lora_rank") or DEFAULT_KV_RANK, "head_size": 0, "kv_heads": 0}
+    if is_latent := settings.find("multi_latent_attention"):  # its head sizes are not `kv_channels`
+        of_model = model.kv_rank if model and not settings.find("num_layers") else 0  # a file of the model gives it
+        rank = settings.find("kv_lora_rank") or of_model or DEFAULT_KV_RANK
+        sizes |= {"kv_rank": rank, "head_size": 0, "kv_heads": 0}
     for name, size in sizes.items():
         if isinstance(size, str):
             raise UserInputError(f"{name}={size}: not a whole number")
     whole = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+    whole |= {"kv_rank": 0} if is_latent is False else {}
     # Layers with linear attention follow from a pattern such as M-M*-, or are all layers except every Nth.
     pattern = settings.find("hybrid_override_pattern") or settings.find("hybrid_layer_pattern")
     frequency, layers = settings.find("linear_attention_freq"), settings.find("num_layers")

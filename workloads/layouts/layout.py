@@ -157,6 +157,7 @@ class Job:
     waits_for_launches: bool = False  # CUDA_LAUNCH_BLOCKING: the GPU waits for the host before each kernel
     compiled: bool = True  # blocks are compiled by torch.compile
     compiled_loss: bool = True  # the loss is compiled too, if the trainer supports it
+    fused_loss: bool = False  # the gradient of the logits replaces the logits, as in Transformer Engine's cross entropy
     # Blocks use this project's own backward pass, which saves fewer tensors (`workloads.llama.block`).
     manual_backward: bool = False
     document_tokens: int = 0  # mean length of documents, to which attention is confined; 0 for whole sequences

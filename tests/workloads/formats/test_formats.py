@@ -16,6 +16,7 @@ from workloads.api.errors import UserInputError
 from workloads.api.registry import load
 from workloads.command.invocation import build_invocation
 from workloads.command.layouts import estimate_layout, read_job
+from workloads.estimator.memory import peak_memory
 from workloads.formats import megatron, torchtitan
 from workloads.formats.files import FORMATS, canonical, read_layout, render
 from workloads.formats.megatron import _read_dense_layers
@@ -66,13 +67,14 @@ SPACES = {
         "cp_method": ["allgather", "ring"],
         "ep": [1, 2],
         "offload_optimizer": [False, True],
+        "fused_loss": [False, True],
     },
 }
 SPACES["primus"] = SPACES["megatron"] | {"schedule": ["1f1b", "interleaved", "zbv", "zero_bubble", "v_half", "v_min"]}
 SPACES["nemo"] = SPACES["megatron"] | {"model": [LLAMA, LLAMA_405B, EXPERTS], "precision": ["bf16", "fp16", "mxfp8"]}
 DEGREES = {"dp_replicate": [1, 2], "dp_shard": [1, 2, 8], "tp": [1, 2], "cp": [1, 2], "pp": [1, 2, 4]}
 DEGREES |= {"first_stage_less_layers": [0, 0, 1], "last_stage_less_layers": [0, 0, 1, 4]}
-JOB_FIELDS = ("model", "precision", "state", "document_tokens")
+JOB_FIELDS = ("model", "precision", "state", "document_tokens", "fused_loss")
 
 
 @st.composite
@@ -387,6 +389,34 @@ modules:
     layout = job.layout
     assert (job.model, job.sequence_length, layout.dp_shard, layout.sharding) == (LLAMA, 8192, 8, "zero1")
     assert (layout.checkpointing, layout.checkpointed_layers) == ("full", 8)
+
+
+LATENT = """
+modules:
+  pre_trainer:
+    framework: megatron
+    model: deepseek_v3.yaml
+    overrides: {micro_batch_size: 1, global_batch_size: 8, seq_length: 4096, multi_latent_attention: VALUE}
+"""
+
+
+@pytest.mark.parametrize(("value", "rank"), [("true", 512), ("true, kv_lora_rank: 64", 64), ("false", 0)])
+def test_an_experiment_leaves_the_rank_of_latent_attention_to_its_model(value: str, rank: int) -> None:
+    assert read_layout(LATENT.replace("VALUE", value), gpus=8).sizes["kv_rank"] == rank
+
+
+def test_a_script_without_a_rank_of_latent_attention_has_megatron_s_default() -> None:
+    script = "torchrun pretrain_gpt.py --num-layers 27 --multi-latent-attention --micro-batch-size 1 --seq-length 4096"
+    assert read_layout(script, gpus=1).sizes["kv_rank"] == megatron.DEFAULT_KV_RANK
+
+
+def test_transformer_engine_s_cross_entropy_needs_10_bytes_per_logit_less_than_megatron_s() -> None:
+    script = render(example("megatron"), 8).text.rstrip() + " --cross-entropy-loss-fusion --cross-entropy-fusion-impl"
+    fused, native = (read_layout(f"{script} {name}").job for name in ("te", "native"))
+    assert (fused.fused_loss, native.fused_loss) == (True, False)
+    logits = native.sequence_length * native.model.vocabulary / native.layout.tp
+    saved_gib = peak_memory(native, cluster()).working - peak_memory(fused, cluster()).working
+    assert saved_gib == pytest.approx(10 * logits / 2**30)
 
 
 def test_what_a_job_has_no_field_for_is_noted() -> None:
