@@ -4,7 +4,6 @@ import math
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 
 from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
@@ -36,7 +35,7 @@ class Answer:
     faster: Candidate | None  # the fastest layout of all, if the given layout fields exclude this layout
     alternatives: dict[str, Candidate]  # the fastest layout and its estimate, by doubled quantity or other change
     training: TrainingRun  # a complete training run with the fastest layout
-    rates: dict[int, float]  # tokens per day, by number of GPUs tried for `tokens_per_day` or `days`
+    rates: dict[int, float]  # tokens per day, by number of GPUs tried for `tokens_per_day`, `days` or `max_cost`
 
     @property
     def best(self) -> Candidate:
@@ -91,17 +90,15 @@ def _find_remedy(problem: Problem) -> str:
 
 def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
     """Return the time and cost of training on `train_tokens`. Raises UserInputError if the cost exceeds `max_cost`."""
-    tokens, (price, _) = request.train_tokens, request.price
-    training = training_run(estimate, tokens, request.reliability, price)
+    tokens = request.train_tokens
+    training = training_run(estimate, tokens, request.reliability, request.price[0])
     if request.max_cost is None:
         return training
-    if price is None or training.cost is None:
-        unknown = f"{request.hardware} has no known price"
-        raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {unknown}")
-    if training.cost > request.max_cost:
+    price = find_price(request)
+    if training.cost is not None and training.cost > request.max_cost:
         cost = round_to_band(training.cost, error_share, apart_from=request.max_cost)
         assumed = "" if request.price_per_hour is not None else ", which is assumed"
-        fewer = "" if request.daily_tokens else "fewer GPUs, or "
+        fewer = "" if request.finds_gpus else "fewer GPUs, or "
         raise UserInputError(
             f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {estimate.gpus:,} GPUs cost {cost} (±"
             f"{error_share:.0%}) at price_per_hour={price:g}{assumed}; {fewer}others (hardware=a,b) may cost less"
@@ -109,13 +106,23 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
     return training
 
 
+def find_price(request: PlanRequest) -> float:
+    """Return the price that `max_cost` needs. Raises UserInputError if none is known."""
+    if (price := request.price[0]) is None:
+        raise UserInputError(
+            f"max_cost={request.max_cost:g}: needs price_per_hour=, {request.hardware} has no known price"
+        )
+    return price
+
+
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
-    """Return the problem for the fewest GPUs that reach the wanted rate, and all rates tried. Raises UserInputError."""
+    """Return the problem for the number of GPUs, given or found, and the rates tried. Raises UserInputError."""
     problem = build_problem(request)
-    if request.daily_tokens is None:
+    if not request.finds_gpus:
         return problem, {}
-    rates = _find_gpus(problem, request)
-    return problem.on(max(rates)), rates
+    find = _find_affordable_gpus if request.daily_tokens is None else _find_gpus
+    rates, gpus = find(problem, request)
+    return problem.on(gpus), {tried: rate for tried, rate in sorted(rates.items()) if rate and tried <= gpus}
 
 
 class NothingFits(UserInputError):
@@ -163,34 +170,41 @@ def _correct(candidate: Candidate, problem: Problem) -> Candidate:
     return replace(candidate, estimate=replace(estimate, step=estimate.step.scaled(problem.correction.factor)))
 
 
-def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
-    """Return tokens per day by number of GPUs, up to the smallest number found that reaches the requested rate. Try
+class _Rates(dict[int, float]):
+    """Tokens per day by number of GPUs, with failures except for `tokens_per_day`. Looking up a number searches for its
+    fastest layout; 0 means that none can be planned."""
+
+    def __init__(self, problem: Problem, request: PlanRequest) -> None:
+        super().__init__()
+        self.problem, self.reason = problem, ""  # why the last number without a plan has none
+        self.reliability = Reliability(0.0) if request.tokens_per_day is not None else request.reliability
+
+    def __missing__(self, gpus: int) -> float:
+        if sys.stderr.isatty():
+            print(f"searching {gpus:,} x {self.problem.cluster.device.name}", file=sys.stderr)
+        self[gpus] = 0.0
+        try:
+            rate = tokens_of_a_day(search(self.problem.on(gpus), keep=1).best[0].estimate)
+            self[gpus] = rate * (1 - self.reliability.lost_share(gpus))
+        except UserInputError as error:
+            self.reason = str(error)
+        return self[gpus]
+
+
+def _find_gpus(problem: Problem, request: PlanRequest) -> tuple[_Rates, int]:
+    """Return tokens per day by number of GPUs, and the smallest number found that reaches the requested rate. Try
     only whole domains: first 1 and 3 times powers of two, then bisect to within one domain or 1/31. Skip sizes that do
-    not divide the batch. Skip sizes that are too small even at peak rate, or try them last if the batch is given.
-    `days` accounts for failures. Raises UserInputError if no number up to `MAX_GPUS` reaches the rate."""
+    not divide the batch. Skip sizes that are too small even at peak rate, or try them last if the batch is given. For
+    `days`, up to twice as many GPUs may save 5% of GPU-hours. Raises UserInputError if no number reaches the rate."""
     tokens_per_day, at_least = request.daily_tokens or 0.0, request.gpus or 1
-    reliability = Reliability(0.0) if request.days is None else request.reliability
-    key = (
-        f"tokens_per_day={tokens_per_day:g}"
-        if request.days is None
-        else f"days={request.days:g} (train_tokens={request.train_tokens:g})"
-    )
+    key = f"tokens_per_day={tokens_per_day:g}"
+    key = key if request.days is None else f"days={request.days:g} (train_tokens={request.train_tokens:g})"
     job, peaks = problem.job, problem.cluster.device.peak_tflops
     flops_per_s = tokens_per_day / SECONDS_PER_DAY * model_flops_per_token(job.model, job.sequence_length)
     too_few = flops_per_s / (1e12 * peaks.get(PRECISIONS[job.precision].dtype, math.inf))
-    domain, rates, reason = problem.cluster.topology.gpus_per_domain, dict[int, float](), ""
+    domain, rates = problem.cluster.topology.gpus_per_domain, _Rates(problem, request)
 
-    @cache  # each call runs a search
     def reaches(gpus: int) -> bool:
-        nonlocal reason
-        if sys.stderr.isatty():
-            print(f"searching {gpus:,} x {problem.cluster.device.name}", file=sys.stderr)
-        try:
-            rate = tokens_of_a_day(search(problem.on(gpus), keep=1).best[0].estimate)
-            rates[gpus] = rate * (1 - reliability.lost_share(gpus))
-        except UserInputError as error:
-            reason = str(error)
-            return False
         return rates[gpus] >= tokens_per_day
 
     fewest = math.ceil(at_least / domain) * domain
@@ -202,21 +216,49 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> dict[int, float]:
         raise UserInputError(f"{key}: takes {too_few:,.0f} GPUs at their peak, and at most {sizes[-1]:,} are planned")
     enough = sorted((n for n in sizes if n >= too_few or problem.batch), key=lambda n: (n < too_few, n))
     if 3 * too_few > sizes[-1] and not problem.batch:  # probably unreachable: try the most GPUs first
-        most = next((size for size in reversed(enough) if reaches(size) or size in rates), 0)
-        enough = [size for size in enough if size <= most] if rates.get(most, 0.0) >= tokens_per_day else []
+        most = next((size for size in reversed(enough) if rates[size]), 0)
+        enough = [size for size in enough if size <= most] if most and reaches(most) else []
     if high := next(filter(reaches, enough), 0):
         low = max([0, *(size for size in sizes if size < high)])
         while low and high - low > max(domain, low // 31):
             middle = (low + high) // (2 * domain) * domain
             low, high = (low, middle) if reaches(middle) else (middle, high)
-        return {gpus: rate for gpus, rate in sorted(rates.items()) if gpus <= high}
-    if not rates:
-        raise UserInputError(f"{key}: no number of GPUs can be planned. {reason}")
+        larger = [n for n in sizes if high < n <= 2 * high and request.days is not None and reaches(n)]
+        cheapest = min([high, *larger], key=lambda n: n / rates[n])
+        return rates, cheapest if 1.05 * cheapest / rates[cheapest] < high / rates[high] else high
+    if not any(rates.values()):
+        raise UserInputError(f"{key}: no number of GPUs can be planned. {rates.reason}")
     fastest = max(rates, key=rates.__getitem__)
     batch = "a larger global_batch" if problem.batch else "a given global_batch"
     raise UserInputError(
         f"{key}: {fastest:,} GPUs reach {rates[fastest]:.2g} tokens a day, more GPUs no more; {batch} may help"
     )
+
+
+def _find_affordable_gpus(problem: Problem, request: PlanRequest) -> tuple[_Rates, int]:
+    """Return tokens per day by number of GPUs, and the fastest number found that trains for at most `max_cost`, or
+    the cheapest if none does. Try powers of two of whole domains until the cost exceeds both the limit and 1.1 times
+    the lowest cost, since more GPUs then cost more; bisect as `_find_gpus` does."""
+    limit, price = request.max_cost or 0.0, find_price(request)
+    domain, rates, costs = problem.cluster.topology.gpus_per_domain, _Rates(problem, request), dict[int, float]()
+
+    def cost(gpus: int) -> float:
+        return price * 24 * gpus * request.train_tokens / rates[gpus] if rates[gpus] else math.inf
+
+    for size in (domain * 2**power for power in range(17) if domain * 2**power <= MAX_GPUS):
+        costs[size] = cost(size)
+        if math.inf > costs[size] > max(limit, 1.1 * min(costs.values())):
+            break
+    if not any(rates.values()):
+        raise UserInputError(f"max_cost={limit:g}: no number of GPUs can be planned. {rates.reason}")
+    within = [size for size in costs if costs[size] <= limit]
+    low = max(within, key=rates.__getitem__) if within else min(costs, key=costs.__getitem__)
+    high = min((size for size in costs if size > low), default=0) if within else 0
+    while high - low > max(domain, low // 31):
+        middle = (low + high) // (2 * domain) * domain
+        is_better = cost(middle) <= limit and rates[middle] > rates[low]
+        low, high = (middle, high) if is_better else (low, middle)
+    return rates, low
 
 
 def scale(problem: Problem) -> dict[int, Candidate]:

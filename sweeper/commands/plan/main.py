@@ -36,13 +36,6 @@ class PrintedPlan(PlanRequest):
     out: str | None = None
     fits: bool = False
 
-    def __post_init__(self) -> None:
-        if self.fits and (self.days is not None or self.tokens_per_day is not None):
-            raise UserInputError(
-                "fits=true: needs gpus=; days= and tokens_per_day= search for GPUs on which a layout fits"
-            )
-        super().__post_init__()
-
 
 def run(request: PrintedPlan) -> int:
     """Print the plan, write the requested files, and return the exit code."""
@@ -58,6 +51,8 @@ def run(request: PrintedPlan) -> int:
                 raise UserInputError(f"{key}={name}: {what}; for a page or a file {remedy}")
         if len(names) > 1 and request.fits:
             raise UserInputError(f"hardware={request.hardware}: fits=true is of one GPU, such as hardware={names[0]}")
+        if request.fits and request.finds_gpus:
+            raise UserInputError("fits=true: needs gpus=; days=, tokens_per_day= and max_cost= search for GPUs")
         if request.fits:
             return print_fit(request)
         console = open_console(soft_wrap=False)

@@ -100,10 +100,11 @@ class PlanRequest:
         train_tokens: number of tokens of the whole training run, for the run's duration and cost.
         tokens_per_day: find the number of GPUs needed to train on this many tokens per day.
         days: find the number of GPUs needed to train on train_tokens in this many days, including failures; the middle
-            of the band has to reach it, and a line gives the slow end.
+            of the band has to reach it, and a line gives the slow end. The fewest, unless twice as many cost less.
         price_per_hour: price of one GPU-hour; by default a provider's list price in USD from conf/hardware, if known.
         max_cost: reject a plan if training on train_tokens costs more than this by the middle of the band; a line says
-            if the slow end costs more.
+            if the slow end costs more. Without gpus, days and tokens_per_day, find the number of GPUs that trains
+            fastest for at most this cost.
         failures_per_gpu_day: rate of unexpected interruptions; by default the rate in Llama 3's training.
         restart_s: time from a failure until training continues.
         checkpoint_s: time for which a checkpoint stops training.
@@ -154,8 +155,8 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if self.days is not None and self.tokens_per_day is not None:
             raise UserInputError(f"days={self.days:g}: takes the place of tokens_per_day=")
-        if self.gpus is None and (self.daily_tokens is None or self.layout is not None):
-            raise UserInputError("gpus: required. Give the number of GPUs, or tokens_per_day= or days= to find it")
+        if self.gpus is None and (not self.finds_gpus or self.layout is not None):
+            raise UserInputError("gpus: required. Give the number, or tokens_per_day=, days= or max_cost= to find it")
         use_config_dir(self.config_dir)
         choices: list[tuple[str, str | None, Any]] = [
             ("trainer", self.trainer, TRAINERS),
@@ -172,6 +173,11 @@ class PlanRequest:
     def daily_tokens(self) -> float | None:
         """The tokens per day for which to find the number of GPUs; None if the request gives the number of GPUs."""
         return self.tokens_per_day if self.days is None else self.train_tokens / self.days
+
+    @property
+    def finds_gpus(self) -> bool:
+        """Whether the plan finds the number of GPUs: for a rate, or for a cost without a number."""
+        return self.daily_tokens is not None or (self.gpus is None and self.max_cost is not None)
 
     @property
     def price(self) -> tuple[float | None, str]:
@@ -226,7 +232,7 @@ def build_problem(request: PlanRequest) -> Problem:
     given = {name: value for name in GIVEN_FIELDS if (value := getattr(request, name, None)) is not None}
     if reading:
         # The number of GPUs determines the data parallel degrees. Sharding is meaningless on a single rank.
-        free = {"dp_replicate", "dp_shard"} if request.daily_tokens else set()
+        free = {"dp_replicate", "dp_shard"} if request.finds_gpus else set()
         free |= {"sharding"} if reading.layout.dp_shard * reading.layout.cp == 1 else set()
         read = {name: getattr(reading.layout, name) for name in GIVEN_FIELDS - free}
         usual = Layout()  # fields outside the search keep these defaults unless the file changes them
@@ -251,7 +257,7 @@ def build_problem(request: PlanRequest) -> Problem:
     of_job = {name: getattr(job, name) for name in ("precision", "state", *OF_EXPERTS)}
     if reason := find_trainer(trainer).find_unsupported(given | of_job):
         raise UserInputError(reason)
-    if not request.daily_tokens:
+    if not request.finds_gpus:
         _check_degrees(given, gpus)
     batch = request.global_batch or (reading.layout.global_batch if reading else None)
     job = replace(job, layout=Layout(global_batch=batch or default_batch(job.sequence_length, gpus)))

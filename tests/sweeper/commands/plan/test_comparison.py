@@ -9,7 +9,7 @@ from sweeper.commands.plan.answer import answer, find_problem, plan_training, se
 from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.request import build_problem, read_request
 from sweeper.commands.plan.side_by_side import Planned, compare_hardware, list_open
-from sweeper.commands.plan.text import list_sections, show_range, tail_lines
+from sweeper.commands.plan.text import head_lines, list_sections, show_range, tail_lines
 from workloads.api.errors import UserInputError
 from workloads.estimator.questions import TrainingRun
 
@@ -144,10 +144,58 @@ def test_a_number_of_days_finds_the_number_of_gpus() -> None:
         answer(read_request([*priced, "max_cost=1000"]))
     with pytest.raises(UserInputError, match="days=3: takes the place of tokens_per_day="):
         read_request([*words, "days=3", "tokens_per_day=1e9"])
-    with pytest.raises(UserInputError, match=r"fits=true: needs gpus=; days= and tokens_per_day= search"):
+    with pytest.raises(UserInputError, match=r"fits=true: needs gpus=; days=, tokens_per_day= and max_cost= search"):
         COMMAND.run([*words, "days=3", "fits=true"])
     hurried = answer(read_request([*words, "train_tokens=1e12", "days=0.5"]))
     assert hurried.problem.cluster.gpus > 512 and any("learns as well" in line for line in tail_lines(hurried))
+
+
+FIXED = ["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", "micro_batch=1", "price_per_hour=2"]
+
+
+def plan_cost(*words: str) -> tuple[int, float, float]:
+    """Return the number of GPUs, the cost and the days of a plan."""
+    found = answer(read_request([*FIXED, *words]))
+    return found.problem.cluster.gpus, found.training.cost or 0.0, found.training.days
+
+
+def test_a_cost_finds_the_fastest_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    _, limit, _ = plan_cost("gpus=2560")
+    gpus, cost, days = plan_cost(f"max_cost={limit}")
+    assert cost <= limit and 2560 / 32 < gpus < 4096
+    _, higher, _ = plan_cost(f"gpus={gpus + gpus // 31 + 8}")  # the search ends within a node or 1/31
+    assert higher > limit and days < plan_cost(f"gpus={gpus // 2}")[2]
+    assert COMMAND.run([*FIXED, f"max_cost={limit}"]) == 0
+    printed = capsys.readouterr().out
+    assert f"reached   by {gpus:,} GPUs" in printed and "too few" not in printed
+
+
+def test_the_cheapest_number_of_gpus_is_named_if_none_meets_the_cost() -> None:
+    with pytest.raises(UserInputError) as refusal:
+        answer(read_request([*FIXED, "max_cost=1000"]))
+    named = re.search(r"^max_cost=1000: train_tokens=1e\+12 on ([\d,]+) GPUs cost", str(refusal.value))
+    assert named and "fewer GPUs" not in str(refusal.value)
+    cheapest = plan_cost(f"gpus={named[1].replace(',', '')}")[1]
+    assert all(cheapest <= plan_cost(f"gpus={gpus}")[1] for gpus in (8, 64, 512, 4096))
+
+
+def test_a_cost_without_a_price_or_a_layout_is_refused() -> None:
+    with pytest.raises(UserInputError, match="max_cost=9: needs price_per_hour=, mi355x has no known price"):
+        find_problem(read_request(["model=llama3_8b", "hardware=mi355x", "max_cost=9"]))
+    with pytest.raises(UserInputError, match=r"max_cost=9: no number of GPUs can be planned\. .*is not a multiple of"):
+        find_problem(read_request([*FIXED, "dp_shard=7", "max_cost=9"]))
+    with pytest.raises(UserInputError, match="gpus: required"):
+        read_request([*FIXED, "layout=file.toml", "max_cost=9"])
+
+
+def test_days_take_more_gpus_than_the_fewest_if_they_need_fewer_gpu_hours() -> None:
+    words = ["model=llama3_8b", "hardware=rtx4090", "price_per_hour=1"]
+    few, more = (answer(read_request([*words, f"gpus={gpus}"])).training for gpus in (8, 16))
+    assert 1.05 * more.gpu_hours < few.gpu_hours
+    found = answer(read_request([*words, f"days={1.0001 * few.days}"]))
+    assert found.problem.cluster.gpus == 16
+    saved = f"8 GPUs are enough, but need {few.gpu_hours / more.gpu_hours - 1:.0%} more GPU-hours"
+    assert saved in "\n".join(head_lines(found))
 
 
 @pytest.mark.parametrize("tokens", [1.05e12, 1.5e12])

@@ -247,7 +247,9 @@ def test_options_may_stand_between_keys(tmp_path: Path) -> None:
 def test_a_required_key_is_named() -> None:
     with pytest.raises(UserInputError, match="model: required"):
         read_request(["hardware=h100", "gpus=8"])
-    with pytest.raises(UserInputError, match=r"gpus: required\. Give the number of GPUs, or tokens_per_day="):
+    with pytest.raises(
+        UserInputError, match=r"gpus: required\. Give the number, or tokens_per_day=, days= or max_cost="
+    ):
         read_request(["model=llama3_8b", "hardware=h100"])
 
 
