@@ -89,7 +89,8 @@ def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
     weight_bytes, moment_bytes = STATE_BYTES[job.state]
     if layout.offload_optimizer:
         weight_bytes, moment_bytes = 2, 0
-    gradient_bytes = 4 if placed.trainer.main_gradients or weight_bytes == 4 else 2
+    usual_bytes = 4 if placed.trainer.main_gradients or weight_bytes == 4 else 2
+    gradient_bytes = (placed.trainer.main_gradients and placed.job.gradient_bytes) or usual_bytes
     owned, whole = divided_weights(placed, weights), weights.total
     if _is_gathered(placed):
         # The gathered memory includes whole gradients.

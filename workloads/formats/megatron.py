@@ -135,7 +135,7 @@ def read_settings(
     Raises UserInputError for a value that no job can have, or if `gpus` is needed but missing.
     """
     settings = names.FileSettings(given, defaults)
-    sizes = _read_sizes(settings, model)
+    sizes = _read_sizes(settings, model, trainer)
     model = model or read_model(settings)
     layers = model.layers if model else settings.get("num_layers")
     degrees = names.read_names(settings, NAMES, ("tp", "cp", "pp"))
@@ -149,6 +149,9 @@ def read_settings(
         stages = int(count)
     elif degrees["pp"] > 1 and per_stage and layers:
         stages = math.ceil(layers / degrees["pp"] / per_stage)
+    if text := settings.get("pipeline_model_parallel_layout"):  # such as Et*4|(t*4|)*14tmL, a stage between two bars
+        bars = re.sub(r"\(([^()]*)\)\*(\d+)", lambda repeated: repeated[1] * int(repeated[2]), str(text)).count("|")
+        stages = (bars + 1) // degrees["pp"]
     schedule = "interleaved" if stages > 1 else "1f1b"
     if settings.get("patch_zero_bubble") and settings.get("enable_zero_bubble", True):
         setup = settings.get("zero_bubble_v_schedule_mem_setup") or V_SETUPS["v_half"]  # Primus's default
@@ -168,7 +171,7 @@ def read_settings(
         kind is None and trainer == "megatron" and settings.get("num_experts")
     )  # the default of Megatron-LM's arguments.py
     others["dispatcher"] = "deepep" if is_deepep else "allgather" if kind == "allgather" or is_default else "alltoall"
-    if settings.get("grad_reduce_in_bf16"):
+    if settings.get("grad_reduce_in_bf16") or settings.get("main_grads_dtype") == "bf16":
         others["gradient_bytes"] = 2
     if settings.get("cross_entropy_loss_fusion") and settings.get("cross_entropy_fusion_impl") == "te":
         others["fused_loss"] = True
@@ -193,7 +196,7 @@ def read_settings(
     )
 
 
-def _read_sizes(settings: names.FileSettings, model: Model | None) -> dict[str, Any]:
+def _read_sizes(settings: names.FileSettings, model: Model | None, trainer: str) -> dict[str, Any]:
     fields = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
     experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.find("num_experts") else ()
     sizes = {name.field: settings.find(name.key) for name in NAMES if name.field in (*fields, *experts)}
@@ -203,7 +206,7 @@ def _read_sizes(settings: names.FileSettings, model: Model | None) -> dict[str, 
         del sizes["kv_heads"]
     sizes["prediction_layers"] = settings.find("mtp_num_layers")
     if is_latent := settings.find("multi_latent_attention"):  # its head sizes are not `kv_channels`
-        of_model = model.kv_rank if model and not settings.find("num_layers") else 0  # a file of the model gives it
+        of_model = model.kv_rank if model and trainer != "megatron" else 0  # recipes leave it to the model's own file
         rank = settings.find("kv_lora_rank") or of_model or DEFAULT_KV_RANK
         sizes |= {"kv_rank": rank, "head_size": 0, "kv_heads": 0}
     for name, size in sizes.items():

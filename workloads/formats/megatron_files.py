@@ -329,6 +329,9 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
     framework, overrides = trainer.get("framework", "megatron"), _fill(trainer.get("overrides") or {})
     if framework not in FRAMEWORKS:
         raise UserInputError(f"framework={framework}: not read of Primus. Read: {', '.join(FRAMEWORKS)}")
+    is_lora = (overrides.get("lora") or {}).get("enabled")
+    if (adapters := overrides.get("peft") or ("lora" if is_lora else "none")) != "none":
+        raise UserInputError(f"peft={adapters}: {ADAPTERS}")
     file = str(_fill(trainer.get("model", "")))
     named, launched = names.find_model(file), gpus or _read_gpus(text, _PRIMUS_LAUNCH)
     reading = FRAMEWORKS[framework](overrides, file, launched, model or named)
@@ -341,8 +344,6 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
 def _read_primus_bridge(
     overrides: names.Settings, file: str, gpus: int | None, model: Model | None
 ) -> names.FileReading:
-    if (adapters := overrides.get("peft", "none")) not in (None, "none"):
-        raise UserInputError(f"peft={adapters}: {ADAPTERS}")
     given = {name: value for name, value in overrides.items() if name not in ("peft", "precision_config")}
     mixed = overrides.get("precision_config", "bf16_mixed")
     implied = {"use_distributed_optimizer": True, **_read_mixed(mixed)}

@@ -29,6 +29,7 @@ FLAVORS: dict[tuple[str, str], Model] = {
     for flavor, sizes in flavors.items()
 }
 RECIPES, CONVERTERS = _TABLES["recipes"], _TABLES["converters"]
+FORCED = "per_op_sac_force_recompute_mm_shapes_by_fqns"  # GEMMs that per-op checkpointing recomputes too
 FP8, MXFP8 = "quantize.linear.float8", "quantize.linear.mx"
 # Names in versions before 0.2, with the current names.
 RENAMED: dict[str, str] = _TABLES["renamed"] | {
@@ -226,6 +227,8 @@ def _read_checkpointing(settings: names.Settings, model: Model | None) -> dict[s
             raise UserInputError(f"activation_checkpoint.mode={mode}: no layout has it. Known: none, selective, full")
         return {"checkpointing": mode}
     if option == "op":
+        if forced := {*(settings.get(f"activation_checkpoint.{FORCED}") or ())} - {"moe.router.gate"}:
+            raise UserInputError(f"{FORCED}={','.join(sorted(forced))}: no layout has these. Known: moe.router.gate")
         return {"checkpointing": "per_op"}
     if not option.isdigit() or not int(option):
         raise UserInputError(f"activation_checkpoint.selective_ac_option={option}: has to be op or a number from 1")

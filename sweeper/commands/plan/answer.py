@@ -108,11 +108,9 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
 
 def find_price(request: PlanRequest) -> float:
     """Return the price that `max_cost` needs. Raises UserInputError if none is known."""
-    if (price := request.price[0]) is None:
-        raise UserInputError(
-            f"max_cost={request.max_cost:g}: needs price_per_hour=, {request.hardware} has no known price"
-        )
-    return price
+    if (price := request.price[0]) is not None:
+        return price
+    raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {request.hardware} has no known price")
 
 
 def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:

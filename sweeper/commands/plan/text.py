@@ -154,7 +154,7 @@ def head_lines(answer: Answer) -> list[str]:
     given = {name: value for name, value in problem.given.items() if of_file is None or value != getattr(of_file, name)}
     lines += [f"given     {write_words(dict(sorted(given.items())))}"] if given else []
     if answer.rates:
-        rates, wanted, last = answer.rates, answer.request.daily_tokens or 0.0, cluster.gpus
+        rates, wanted, last, ends = answer.rates, answer.request.daily_tokens or 0.0, cluster.gpus, (1, 1 - error_share)
         fewer, enough = ([n for n, rate in rates.items() if (rate < wanted) == is_low] for is_low in (True, False))
         too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
         if wanted and enough[0] < last:
@@ -162,7 +162,6 @@ def head_lines(answer: Answer) -> list[str]:
             too_few += f"; {enough[0]:,} GPUs are enough, but need {more:.0%} more GPU-hours"
         if at_least := answer.request.gpus:
             too_few += f"; gpus={at_least:,} is the fewest that were tried"
-        ends = (1, 1 - error_share)
         rate, slow = (round_to_band(rates[last] * end / 1e9, error_share, wanted / 1e9 or math.nan) for end in ends)
         failures = ", failures included," * (answer.request.tokens_per_day is None)
         by_band = f"{failures} by the middle of the band, {slow}B at its slow end"

@@ -410,6 +410,34 @@ def test_a_script_without_a_rank_of_latent_attention_has_megatron_s_default() ->
     assert read_layout(script, gpus=1).sizes["kv_rank"] == megatron.DEFAULT_KV_RANK
 
 
+def test_an_experiment_with_adapters_is_refused() -> None:
+    text = LATENT.replace("VALUE}", "true, lora: {enabled: IS_ON, dim: 16}}")
+    with pytest.raises(UserInputError, match="peft=lora: training of adapters is not planned"):
+        read_layout(text.replace("IS_ON", "true"), gpus=8)
+    assert read_layout(text.replace("IS_ON", "false"), gpus=8).trainer == "primus"
+
+
+@pytest.mark.parametrize(("layout", "stages"), [("Et*4|(t*4|)*14tmL", 8), ("Et*31|t*30mL", 1)])
+def test_a_layout_of_a_pipeline_gives_the_stages_of_a_rank(layout: str, stages: int) -> None:
+    settings = f'true, pipeline_model_parallel_size: 2, pipeline_model_parallel_layout: "{layout}"'
+    assert read_layout(LATENT.replace("VALUE", settings), gpus=8).layout.stages_per_rank == stages
+
+
+def test_gemms_that_per_op_checkpointing_recomputes_are_refused() -> None:
+    text = render(example("torchtitan", checkpointing="per_op"), 8).text
+    forced = text.replace("[activation_checkpoint]", f"[activation_checkpoint]\n{torchtitan.FORCED} = NAMES")
+    assert read_layout(forced.replace("NAMES", '["moe.router.gate"]')).layout.checkpointing == "per_op"
+    with pytest.raises(UserInputError, match=r"=attention.wq: no layout has these. Known: moe.router.gate"):
+        read_layout(forced.replace("NAMES", '["attention.wq", "moe.router.gate"]'))
+
+
+@pytest.mark.parametrize("option", ["--grad-reduce-in-bf16", "--main-grads-dtype bf16"])
+def test_gradients_in_bf16_take_half_of_the_memory_of_megatron_s(option: str) -> None:
+    script = render(example("megatron"), 8).text.rstrip()
+    gib = [peak_memory(read_layout(text).job, cluster()).gradients for text in (f"{script} {option}", script)]
+    assert gib[0] == gib[1] / 2 > 0
+
+
 def test_transformer_engine_s_cross_entropy_needs_10_bytes_per_logit_less_than_megatron_s() -> None:
     script = render(example("megatron"), 8).text.rstrip() + " --cross-entropy-loss-fusion --cross-entropy-fusion-impl"
     fused, native = (read_layout(f"{script} {name}").job for name in ("te", "native"))
