@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from workloads.api.errors import UserInputError
-from workloads.formats import megatron_files, own, printed, torchtitan
-from workloads.formats.names import FileReading, RenderedFile, Support, canonical_job
+from workloads.formats import megatron, megatron_files, own, printed, torchtitan
+from workloads.formats.names import FileReading, RenderedFile, Support, canonical_job, check_spelling
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.rules import Site, find_violation
 from workloads.layouts.trainers import find_trainer
@@ -90,9 +90,12 @@ def read_layout(text: str, gpus: int | None = None, model: Model | None = None) 
     for file_format in FORMATS.values():
         if file_format.recognizes(text):
             try:
-                return file_format.read(text, gpus, model)
+                reading = file_format.read(text, gpus, model)
             except (IndexError, RecursionError, TypeError, ValueError) as error:
                 raise UserInputError(f"a value of the file cannot be read: {error}") from error
+            known = {"torchtitan": torchtitan.KNOWN, "own": {name.key for name in own.own_names()}}
+            check_spelling(reading.left, known.get(reading.trainer, megatron.KNOWN))
+            return reading
     if printed.has_configuration(text):
         return printed.read_configuration(text, gpus, model)
     raise UserInputError(f"no layout found: neither a file of {', '.join(FORMATS)}, nor a log that prints its settings")

@@ -25,6 +25,14 @@ RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm",
 ALGORITHMS = {"1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zero_bubble", "zbv-formatted": "zbv"}
 ALGORITHMS |= {"v-half": "v_half", "v-min": "v_min"}  # in Primus's pipeline
 V_SETUPS = {"zbv": "zb", "v_half": "half", "v_min": "min"}  # Primus's `zero_bubble_v_schedule_mem_setup`
+POSITIONS = {"rope": "rope", "learned_absolute": "learned", "none": "none"}
+# The meaning of a command that gives the model's sizes without these arguments.
+ABSENT = {
+    "swiglu": False,
+    "untie_embeddings_and_output_weights": False,
+    "group_query_attention": False,
+    "num_experts": 0,
+}
 DEFAULT_KV_RANK = 32  # megatron/training/arguments.py, `--kv-lora-rank`
 # Megatron pads a vocabulary to a multiple of at most this number times `tp`, for fast GEMM sizes.
 LARGEST_VOCABULARY_MULTIPLE = 128
@@ -121,6 +129,7 @@ def support(trainer: str, *obstacles: names.Obstacles, name: str = "", **values:
 
 
 FIELDS = names.fields_of_keys(NAMES, TABLES["fields"])
+KNOWN = {*(name.key for name in NAMES), *FIELDS}
 
 
 def read_settings(
@@ -135,7 +144,7 @@ def read_settings(
     Raises UserInputError for a value that no job can have, or if `gpus` is needed but missing.
     """
     settings = names.FileSettings(given, defaults)
-    sizes = _read_sizes(settings, model, trainer)
+    sizes = _read_sizes(settings, model, trainer) | _read_kinds(settings)
     model = model or read_model(settings)
     layers = model.layers if model else settings.get("num_layers")
     degrees = names.read_names(settings, NAMES, ("tp", "cp", "pp"))
@@ -198,13 +207,16 @@ def read_settings(
 
 def _read_sizes(settings: names.FileSettings, model: Model | None, trainer: str) -> dict[str, Any]:
     fields = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
-    experts = ("experts", "experts_per_token", "expert_intermediate_size") if settings.find("num_experts") else ()
+    experts: tuple[str, ...] = ()
+    if settings.find("num_experts"):
+        experts = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
     sizes = {name.field: settings.find(name.key) for name in NAMES if name.field in (*fields, *experts)}
     if experts or not settings.find("ffn_hidden_size"):
         del sizes["intermediate_size"]
     if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
     sizes["prediction_layers"] = settings.find("mtp_num_layers")
+    sizes["vocabulary"] = settings.find("padded_vocab_size") or settings.find("vocab_size")
     if is_latent := settings.find("multi_latent_attention"):  # its head sizes are not `kv_channels`
         of_model = model.kv_rank if model and trainer != "megatron" else 0  # recipes leave it to the model's own file
         rank = settings.find("kv_lora_rank") or of_model or DEFAULT_KV_RANK
@@ -223,6 +235,25 @@ def _read_sizes(settings: names.FileSettings, model: Model | None, trainer: str)
     if isinstance(frequency, int) and frequency and layers:
         return whole | {"linear_layers": tuple(layer for layer in range(layers) if (layer + 1) % frequency)}
     return whole
+
+
+def _read_kinds(settings: names.FileSettings) -> dict[str, Any]:
+    """Return other properties of the model. A property is unknown if its setting is neither given nor has a default."""
+    kinds: dict[str, Any] = {}
+    is_gated, untied = settings.find("swiglu"), settings.find("untie_embeddings_and_output_weights")
+    if is_gated is not None and not settings.find("quick_geglu"):
+        kinds["activation"] = "swiglu" if is_gated else "squared_relu" if settings.find("squared_relu") else "gelu"
+    if untied is not None:
+        kinds["tied"] = not untied
+    position = settings.find("position_embedding_type")
+    if position in POSITIONS and not settings.find("use_rotary_position_embeddings"):
+        kinds["positions"] = POSITIONS[position]
+    if settings.find("num_experts") == 0:
+        kinds["experts"] = 0
+    shares_keys, heads = settings.find("group_query_attention"), settings.find("num_attention_heads")
+    if shares_keys is False and heads and not settings.find("multi_latent_attention"):
+        kinds["kv_heads"] = heads
+    return kinds
 
 
 def _read_sharding(settings: names.Settings) -> str:
@@ -302,7 +333,7 @@ def read_model(settings: names.Settings) -> Model | None:
     is_gated, experts, hidden_size = bool(settings.get("swiglu")), read["experts"], read["hidden_size"]
     default = int(4 * hidden_size * 2 / 3) // 64 * 64 if is_gated else 4 * hidden_size
     feed_forward = read["intermediate_size"] or default
-    positions = {"rope": "rope", "learned_absolute": "learned"}.get(settings.get("position_embedding_type", ""), "none")
+    positions = POSITIONS.get(settings.get("position_embedding_type", ""), "none")
     dense_layers = _read_dense_layers(settings, read["layers"]) if experts else ()
     read |= {
         "kv_heads": (settings.get("group_query_attention") and read["kv_heads"]) or read["heads"],

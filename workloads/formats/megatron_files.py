@@ -13,7 +13,7 @@ import yaml
 from workloads.api.errors import UserInputError, first_line
 from workloads.api.validation import format_value
 from workloads.formats import names
-from workloads.formats.megatron import FP8_RECIPES, NAMES, TABLES, V_SETUPS, read_settings, support
+from workloads.formats.megatron import ABSENT, FP8_RECIPES, NAMES, TABLES, V_SETUPS, read_settings, support
 from workloads.formats.shell import UNSET, Script, find_unset, show_unset
 from workloads.formats.torchtitan import FP8, read_config
 from workloads.layouts.layout import SPLIT_SCHEDULES, Job
@@ -72,6 +72,7 @@ BRIDGE_SUPPORT = support(
 # Primus's experiment file: Primus's Megatron trainer, with all sizes and degrees as module overrides.
 EXPERIMENT = "primus.yaml"
 DEFAULTS: names.Settings = TABLES["primus_defaults"]
+NO_MODEL = ("", "language_model.yaml")  # files without a model's sizes
 SWITCHED_OFF = {name: False for name, value in DEFAULTS.items() if value is True}
 # Primus's torchtitan defaults that differ from torchtitan's: primus/configs/modules/torchtitan/pre_trainer.yaml.
 TITAN_DEFAULTS: names.Settings = {"compile.enable": True, "activation_checkpoint.mode": "none"}
@@ -126,7 +127,8 @@ def read_script(text: str, gpus: int | None = None, model: Model | None = None) 
     launched = _read_gpus(" ".join(launch))
     if gpus and launched not in (None, gpus):
         notes.append(f"the script starts {launched} ranks: gpus={gpus} is given")
-    return _add(read_settings(settings, "megatron", gpus or launched, model), left, notes)
+    is_whole = settings.keys() >= {"num_layers", "hidden_size", "num_attention_heads"} and not left
+    return _add(read_settings(settings, "megatron", gpus or launched, model, ABSENT if is_whole else None), left, notes)
 
 
 def _add(reading: names.FileReading, left: Iterable[str], notes: Iterable[str]) -> names.FileReading:
@@ -269,10 +271,14 @@ def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) 
     mixed = overrides.pop("mixed_precision", "bf16_mixed")
     logged = {theirs: ours for ours, theirs in SECTIONS.items()}
     settings = flags | {logged.get(name, name.rpartition(".")[2]): value for name, value in overrides.items()}
-    implied = {"swiglu": True, "add_bias_linear": False, "position_embedding_type": "rope"}
-    implied["use_distributed_optimizer"] = True  # as in most Megatron-Bridge recipes
-    implied["group_query_attention"] = "num_query_groups" in settings
-    implied["untie_embeddings_and_output_weights"] = not settings.pop("share_embeddings_and_output_weights", False)
+    implied: dict[str, Any] = {"use_distributed_optimizer": True}  # as in most Megatron-Bridge recipes
+    implied |= {"group_query_attention": True} if "num_query_groups" in settings else {}
+    is_tied = settings.pop("share_embeddings_and_output_weights", None)
+    if is_whole:
+        of_model = {"swiglu": True, "add_bias_linear": False, "position_embedding_type": "rope"}
+        implied = {**of_model, "group_query_attention": False, **implied}
+    if is_whole or is_tied is not None:
+        implied["untie_embeddings_and_output_weights"] = not is_tied
     if isinstance(vocabulary := overrides.get("model.vocab_size"), int):
         settings["vocab_size"] = vocabulary - 1
     launched = gpus or _read_gpus(" ".join(command))
@@ -336,7 +342,7 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
     named, launched = names.find_model(file), gpus or _read_gpus(text, _PRIMUS_LAUNCH)
     reading = FRAMEWORKS[framework](overrides, file, launched, model or named)
     note = f"model: {file}: its sizes are not known here, so model= is not compared with it"
-    reading = _add(reading, (), () if named or file in ("", "language_model.yaml") else (note,))
+    reading = _add(reading, (), () if named or file in NO_MODEL else (note,))
     taken = {"model": ("model", file)} if named else {}
     return replace(reading, sizes={**_sizes_of(named), **reading.sizes}, taken={**reading.taken, **taken})
 
@@ -353,7 +359,9 @@ def _read_primus_bridge(
 
 
 FRAMEWORKS: dict[str, Callable[[names.Settings, str, int | None, Model | None], names.FileReading]] = {
-    "megatron": lambda overrides, _, gpus, model: read_settings(overrides, "primus", gpus, model, DEFAULTS),
+    "megatron": lambda overrides, file, gpus, model: read_settings(
+        overrides, "primus", gpus, model, {k: v for k, v in DEFAULTS.items() if file in NO_MODEL or k not in ABSENT}
+    ),
     "torchtitan": lambda overrides, file, gpus, model: read_config(
         overrides, gpus, model, {**TITAN_DEFAULTS, **({"model.converters": [FP8]} if "fp8" in file else {})}
     ),

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 from workloads.api.errors import UserInputError
@@ -15,6 +16,7 @@ from workloads.suggestions import suggest
 Settings = Mapping[str, Any]
 Obstacles = Callable[[Job], Iterator[str]]  # yields the reasons why a job cannot be written
 GPUS_PER_NODE = 8
+ALIKE = 0.93  # how alike (by `difflib`) the names of two settings are if one is a typing error
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,16 @@ def flatten(config: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     return settings
 
 
+def check_spelling(left: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UserInputError if a setting that was not read has nearly the name of a known one.
+
+    None of the 976 arguments of 52 releases of Megatron-LM is as near as `ALIKE` to another one that is read.
+    """
+    for key in left:
+        if (close := get_close_matches(key, known, n=1, cutoff=ALIKE)) and close[0] != key:
+            raise UserInputError(f"{key}: the trainer has no such setting. Did you mean {close[0]}?")
+
+
 def parse_scalar(text: str) -> Any:
     """Parse a bool, an integer or null in the syntax of Python, YAML or JSON. Return any other text unchanged."""
     if text.lower() in ("true", "false"):
@@ -298,14 +310,22 @@ def find_model(name: str) -> Model | None:
     return MODELS.get(re.sub(r"^llama_?3(_?[123])?_", "llama3_", name))  # Llama 3.1 to 3.3 have Llama 3's sizes
 
 
+class IndivisibleGpus(UserInputError):
+    """Raised if the product of a file's degrees does not divide the number of GPUs."""
+
+    def __init__(self, message: str, product: int) -> None:
+        super().__init__(message)
+        self.product = product
+
+
 def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
-    """Return the remaining degree. Raises UserInputError if `gpus` is None or if the other degrees do not divide it."""
+    """Return the remaining degree. Raises UserInputError if `gpus` is None, IndivisibleGpus if `degrees` do not fit."""
     product = math.prod(degrees.values())
     if gpus is None:
         raise UserInputError("the file does not say on how many GPUs it runs: pass their number (gpus=)")
     if gpus % product:
         named = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
-        raise UserInputError(f"gpus={gpus} is not a multiple of {named}")
+        raise IndivisibleGpus(f"gpus={gpus} is not a multiple of {named}", product)
     return gpus // product
 
 

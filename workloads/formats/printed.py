@@ -112,6 +112,8 @@ def read_configuration(text: str, gpus: int | None = None, model: Model | None =
         is_fp8 = reading.precision == "bf16" and _TITAN_FP8.search(text)  # versions before 0.1 have no converters
         return replace(reading, precision="fp8_tensorwise") if is_fp8 else reading
     settings = read_arguments(text)
+    if settings.get("num_experts", 0) is None:
+        settings["num_experts"] = 0  # a dense model
     # A log lists all settings of a program, mostly defaults, so a list of unread settings would not help the user.
     reading = replace(megatron.read_settings(settings, "megatron", gpus, model), left=())
     if missing := [name for name in DECISIVE if name not in settings]:

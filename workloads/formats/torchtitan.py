@@ -145,6 +145,8 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
 
 
 FIELDS = names.fields_of_keys(NAMES, _TABLES["fields"])
+KNOWN = {*(name.key for name in NAMES), *FIELDS, *RENAMED, "training.enable_cpu_offload"}
+KNOWN |= {f"{section}.{name}" for section, settings in _TABLES["known"].items() for name in settings}
 
 
 def read_config(

@@ -19,7 +19,7 @@ from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.registry import load
 from workloads.estimator.questions import FAILURES_PER_GPU_DAY, Reliability
 from workloads.formats.files import FORMATS, read_layout
-from workloads.formats.names import FileReading
+from workloads.formats.names import FileReading, IndivisibleGpus
 from workloads.formats.torchtitan import FLAVORS
 from workloads.hardware.cluster import Cluster
 from workloads.hardware.precisions import PRECISIONS
@@ -53,7 +53,9 @@ FALLBACK_TRAINER = "megatron"  # the default for models that `workload=parallel`
 OWN_WORKLOAD = "parallel"  # the workload with which sweeps measure this project's trainer
 COMMAND_WORKLOAD = "command"  # the workload with which sweeps measure other trainers by name
 TOKENS_PER_STEP = 4_194_304  # in the default global batch, as in Llama 3's first stage
+FOLLOWED = ("tp", "cp", "pp")  # the degrees by which trainers divide the GPUs, for the data parallel degree
 SEQUENCE_LENGTH = 8192
+VOCABULARY_PADDING = 0.02  # of the vocabulary at most: GPT-2's 50,257 tokens are padded to 51,200
 SEARCHED_FIELDS = frozenset(layout_words(Layout()))
 GIVEN_FIELDS = frozenset(LAYOUT_FIELDS) - {"global_batch"}
 
@@ -294,14 +296,14 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
     path = str(request.layout)
     try:
         text = Path(path).read_text()
-        reading = read_layout(text, request.gpus, model)
+        reading = _read_on_gpus(text, request, model)
     except OSError as error:
         raise UserInputError(f"layout={path}: {describe_os_error(error)}") from error
     except UnicodeDecodeError as error:
         raise UserInputError(f"layout={path}: not a text file ({error.reason})") from error
     except UserInputError as error:
         raise UserInputError(f"layout={path}: {error}") from error
-    differing = {name: size for name, size in reading.sizes.items() if size != getattr(model, name)}
+    differing = {name: size for name, size in reading.sizes.items() if not _is_same(name, size, model)}
     if not differing:
         return reading
     # A torchtitan file selects a flavor and so cannot name a model without a flavor. Logs and Primus files can.
@@ -311,13 +313,39 @@ def _read_layout(request: PlanRequest, model: Model) -> FileReading:
         return replace(reading, notes=(*reading.notes, note), taken=taken)
     written = {name: (_count(size), _count(getattr(model, name))) for name, size in differing.items()}
     theirs = ", ".join(f"{name} {size}, not {ours}" for name, (size, ours) in written.items())
-    same = [name for name, sizes in MODELS.items() if all(getattr(sizes, k) == v for k, v in reading.sizes.items())]
+    same = [name for name, other in MODELS.items() if all(_is_same(*size, other) for size in reading.sizes.items())]
     meant = f" Did you mean model={same[0]}?" if same else ""
     raise UserInputError(f"model={request.model}: layout={path} is of another model: {theirs}.{meant}")
 
 
+def _read_on_gpus(text: str, request: PlanRequest, model: Model) -> FileReading:
+    """Return the content of a file. If the request changes degrees of the file, the data parallel degrees follow, as in
+    the trainers: they divide the GPUs by the other degrees, unless the file sets `dp_shard` itself."""
+    given = {name: value for name in FOLLOWED if (value := getattr(request, name)) is not None}
+    try:
+        reading = read_layout(text, request.gpus, model)
+    except IndivisibleGpus as error:
+        if not given:
+            raise
+        reading = read_layout(text, error.product, model)
+        reading = replace(reading, notes=tuple(note for note in reading.notes if "gpus=" not in note))
+    of_file = {name: getattr(reading.layout, name) for name in FOLLOWED}
+    dp, rest = divmod(request.gpus or 1, math.prod((of_file | given).values()))
+    sets_shards = any(name == "dp_shard" and value != -1 for name, value in reading.taken.values())  # -1: the rest
+    if rest or dp == reading.layout.dp or reading.trainer == OWN or sets_shards:
+        return reading
+    return replace(read_layout(text, dp * math.prod(of_file.values()), model), notes=reading.notes)
+
+
+def _is_same(name: str, size: Any, model: Model) -> bool:
+    """Return whether a size of a file is that of a model. Vocabularies differ by padding and by reserved tokens."""
+    share = VOCABULARY_PADDING if name == "vocabulary" else 0.0
+    ours = getattr(model, name)
+    return size == ours or (share > 0 and math.isclose(size, ours, rel_tol=share))
+
+
 def _count(size: Any) -> Any:
-    return len(size) if isinstance(size, tuple) else size
+    return len(size) if isinstance(size, tuple) else str(size).lower() if isinstance(size, bool) else size
 
 
 def _check_degrees(given: Mapping[str, Any], gpus: int) -> None:

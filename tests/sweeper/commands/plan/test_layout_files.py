@@ -23,6 +23,10 @@ TRAIN=(
 )
 torchrun --nnodes $NODES --nproc_per_node 8 pretrain_gpt.py "${SIZES[@]}" $PARALLEL ${TRAIN[@]} $EXTRA_ARGS
 """
+CLOSED = SCRIPT.replace(" $EXTRA_ARGS", "")  # all arguments are in the file
+CLOSED_SWIGLU = CLOSED.replace(
+    "(--num", "(--swiglu --untie-embeddings-and-output-weights --group-query-attention --num-query-groups 8 --num"
+)
 YAML = """
 ENV_VARS: {SOME_VARIABLE: 1}
 MODEL_ARGS:
@@ -173,6 +177,28 @@ def test_a_word_of_the_command_goes_before_the_file(tmp_path: Path) -> None:
     assert "training.seq_len (sequence_length=8192 is given)" in read_lines(problem)["not taken"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "expected"),
+    [
+        (YAML, ["tp=8"], {"dp_replicate": 1, "dp_shard": 2, "sharding": "zero1"}),
+        (YAML.replace("size: 4", "size: 16"), ["tp=2"], {"dp_replicate": 1, "dp_shard": 8, "sharding": "zero1"}),
+        (YAML.replace("size: 4", "size: 32"), ["tp=2", "pp=2"], {"dp_shard": 4, "pp": 2, "sharding": "zero1"}),
+        (CLOSED_SWIGLU, ["tp=4"], {"dp_replicate": 2, "dp_shard": 1}),
+        (OLD_TITAN, ["pp=1"], {"dp_replicate": 1, "dp_shard": 8}),
+    ],
+)
+def test_data_parallelism_follows_from_degrees_of_the_command(
+    tmp_path: Path, text: str, words: list[str], expected: dict[str, object]
+) -> None:
+    given = build(tmp_path, text, *words).given
+    assert {name: given[name] for name in expected} == expected
+
+
+def test_a_degree_that_the_file_sets_does_not_follow(tmp_path: Path) -> None:
+    with pytest.raises(UserInputError, match="dp_shard=4 x tp=4 x pp=2 = 32 does not divide gpus=16"):
+        build(tmp_path, OLD_TITAN.replace("degree = -1", "degree = 4"), "tp=4")
+
+
 def test_what_was_taken_is_printed_where_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = OLD_TITAN.replace("batch_size = 4", "batch_size = 512")
     with pytest.raises(UserInputError, match="no layout fits"):
@@ -196,11 +222,50 @@ def test_what_was_taken_is_printed_where_nothing_fits(tmp_path: Path, capsys: py
         (RECIPE.replace("train.g", "model.multi_latent_attention=true train.g"), "llama3_8b", "kv_rank 32, not 0"),
         (primus("megatron", LATENT_INSIDE), "llama3_8b", "model: kv_rank 512, not 0"),
         (LATENT_LOG, "llama3_8b", "model: kv_rank 512, not 0"),
+        (
+            LATENT_LOG.replace("kv_lora_rank .", "swiglu .......").replace(" 512", " False"),
+            "deepseek_v3",
+            "gelu, not sw",
+        ),
+        (CLOSED, "llama3_8b", "activation gelu, not swiglu, tied true, not false, kv_heads 32, not 8"),
+        (CLOSED, "mixtral_8x7b", "activation gelu.* experts 0, not 8"),
+        (SCRIPT.replace("(--num", "(--vocab-size 32000 --num"), "llama3_8b", "model: vocabulary 32000, not 128256"),
+        (SCRIPT.replace("(--num", "(--position-embedding-type none --num"), "llama3_8b", "positions none, not rope"),
+        (primus("megatron", "{seq_length: 1, padded_vocab_size: 50304}"), "llama3_8b", "vocabulary 50304, not 128256"),
     ],
 )
 def test_a_model_that_contradicts_the_file_is_refused(tmp_path: Path, text: str, model: str, message: str) -> None:
     with pytest.raises(UserInputError, match=message):
         build(tmp_path, text, model=model)
+
+
+def test_a_file_may_pad_the_vocabulary_and_leave_the_activation_to_other_files(tmp_path: Path) -> None:
+    padded = CLOSED_SWIGLU.replace("(--num", "(--vocab-size 128000 --num")
+    assert build(tmp_path, padded).given["tp"] == 2
+    assert build(tmp_path, primus("megatron", MEGATRON_INSIDE), model="llama3_8b").given["tp"] == 2
+    assert build(tmp_path, RECIPE.replace("llama3_8b", "gpt3_175b"), model="gpt3_175b").given["tp"] == 2
+    tied = primus("megatron", MEGATRON_INSIDE).replace("llama3.1_8B-fp8", "llama3.2_1B")
+    assert build(tmp_path, tied, model="llama3_1b").given["tp"] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (OLD_TITAN.replace("tensor_parallel_degree", "tensor_parallel_degre"), "training.tensor_parallel_degre: .* no"),
+        (OLD_TITAN.replace("[activation_", "[activations_"), "Did you mean activation_checkpoint.mode"),
+        (primus("torchtitan", TITAN_INSIDE.replace("seq_len", "seqlen")), "Did you mean training.seq_len"),
+        (SCRIPT.replace("batch-size 1", "batchsize 1"), "micro_batchsize: .* Did you mean micro_batch_size"),
+        (primus("megatron", MEGATRON_INSIDE.replace("h: 1024", ": 1024")), "Did you mean seq_length"),
+    ],
+)
+def test_a_mistyped_setting_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        build(tmp_path, text)
+
+
+def test_a_setting_of_the_trainer_that_is_like_another_is_listed_as_not_taken(tmp_path: Path) -> None:
+    text = OLD_TITAN.replace("[activation", '[parallelism]\npipeline_parallel_schedule_csv = "a.csv"\n[activation')
+    assert "parallelism.pipeline_parallel_schedule_csv" in read_lines(build(tmp_path, text))["not taken"]
 
 
 def test_a_script_with_latent_attention_is_read_for_such_a_model(tmp_path: Path) -> None:
