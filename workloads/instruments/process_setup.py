@@ -55,20 +55,19 @@ def supports_expandable_segments(device: torch.device) -> bool:
 
 
 @cache  # once per process: for a later trial, CUDA is initialized, with this setting
-def enable_expandable_segments(device: torch.device) -> None:
-    """Let segments grow if the device supports it and the environment does not forbid it.
+def enable_expandable_segments(device: torch.device) -> str:
+    """Let segments grow if the device and the environment allow it. Return why it is too late, or "".
 
     PyTorch reads allocator settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so a process must
-    call this before it uses its GPU. A later first call only prints that it has no effect; `describe_segments` records
-    it. The environment is then restored, because a trial records the environment that it was started with.
+    call this before it uses its GPU. The environment is then restored, because a trial records the environment that it
+    was started with.
     """
     # PyTorch uses only the first variable that is set, so this variable repeats the existing settings.
     settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
     if "expandable_segments" in settings or not supports_expandable_segments(device):
-        return
+        return ""
     if torch.cuda.is_initialized():
-        print("expandable_segments is off: this process used its GPU before, which may cost memory", flush=True)
-        return
+        return "expandable_segments is off: this process used its GPU before, which may cost memory"
     original = os.environ.get(VARIABLES[0])
     os.environ[VARIABLES[0]] = ",".join(filter(None, (settings, "expandable_segments:True")))
     try:
@@ -78,6 +77,7 @@ def enable_expandable_segments(device: torch.device) -> None:
             del os.environ[VARIABLES[0]]
         else:
             os.environ[VARIABLES[0]] = original
+    return ""
 
 
 def describe_segments(device: torch.device) -> dict[str, Scalar]:

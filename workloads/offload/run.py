@@ -65,7 +65,8 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     started_s = {"": time.perf_counter()}  # when each part of the startup ended
     process_setup.keep_compiled_kernels()
     device = devices.device_of(rank)
-    process_setup.enable_expandable_segments(device)  # otherwise a small budget is lost to fragmentation
+    if reason := process_setup.enable_expandable_segments(device):  # a small budget is then lost to fragmentation
+        print(reason, flush=True)
     if problem := find_placement_problem(parameters.distribution, rank.world_size, rank.ranks_per_node):
         raise Infeasible(problem[0])
     precision = select_precision(parameters, devices.architecture(device))

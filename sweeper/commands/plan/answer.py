@@ -1,7 +1,7 @@
 """Answer a planning request: the fastest layouts, the effect of doubling quantities, and the cost of a training run."""
 
 import math
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -47,13 +47,17 @@ class Answer:
         return find_band(self.problem.job, self.problem.cluster).error_share
 
 
-def answer(request: PlanRequest) -> Answer:
+def report_nothing(_: str) -> None:
+    """Ignore a line about a search that takes seconds."""
+
+
+def answer(request: PlanRequest, report: Callable[[str], None] = report_nothing) -> Answer:
     """Find the fastest layouts for a request. Raises UserInputError if the request is invalid or no layout fits."""
     if request.file:
         asked = build_problem(request)
         if reason := find_obstacle(asked.job, asked.given, request.file, request.model):
             raise UserInputError(f"file={reason}")
-    problem, rates = find_problem(request)
+    problem, rates = find_problem(request, report)
     try:
         result = search(problem)
     except NothingFits as error:
@@ -113,13 +117,15 @@ def find_price(request: PlanRequest) -> float:
     raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {request.hardware} has no known price")
 
 
-def find_problem(request: PlanRequest) -> tuple[Problem, dict[int, float]]:
+def find_problem(
+    request: PlanRequest, report: Callable[[str], None] = report_nothing
+) -> tuple[Problem, dict[int, float]]:
     """Return the problem for the number of GPUs, given or found, and the rates tried. Raises UserInputError."""
     problem = build_problem(request)
     if not request.finds_gpus:
         return problem, {}
     find = _find_affordable_gpus if request.daily_tokens is None else _find_gpus
-    rates, gpus = find(problem, request)
+    rates, gpus = find(problem, request, report)
     return problem.on(gpus), {tried: rate for tried, rate in sorted(rates.items()) if rate and tried <= gpus}
 
 
@@ -172,14 +178,13 @@ class _Rates(dict[int, float]):
     """Tokens per day by number of GPUs, with failures except for `tokens_per_day`. Looking up a number searches for its
     fastest layout; 0 means that none can be planned."""
 
-    def __init__(self, problem: Problem, request: PlanRequest) -> None:
+    def __init__(self, problem: Problem, request: PlanRequest, report: Callable[[str], None]) -> None:
         super().__init__()
-        self.problem, self.reason = problem, ""  # why the last number without a plan has none
+        self.problem, self.report, self.reason = problem, report, ""  # why the last number without a plan has none
         self.reliability = Reliability(0.0) if request.tokens_per_day is not None else request.reliability
 
     def __missing__(self, gpus: int) -> float:
-        if sys.stderr.isatty():
-            print(f"searching {gpus:,} x {self.problem.cluster.device.name}", file=sys.stderr)
+        self.report(f"searching {gpus:,} x {self.problem.cluster.device.name}")
         self[gpus] = 0.0
         try:
             rate = tokens_of_a_day(search(self.problem.on(gpus), keep=1).best[0].estimate)
@@ -189,7 +194,7 @@ class _Rates(dict[int, float]):
         return self[gpus]
 
 
-def _find_gpus(problem: Problem, request: PlanRequest) -> tuple[_Rates, int]:
+def _find_gpus(problem: Problem, request: PlanRequest, report: Callable[[str], None]) -> tuple[_Rates, int]:
     """Return tokens per day by number of GPUs, and the smallest number found that reaches the requested rate. Try
     only whole domains: first 1 and 3 times powers of two, then bisect to within one domain or 1/31. Skip sizes that do
     not divide the batch. Skip sizes that are too small even at peak rate, or try them last if the batch is given. For
@@ -200,7 +205,7 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> tuple[_Rates, int]:
     job, peaks = problem.job, problem.cluster.device.peak_tflops
     flops_per_s = tokens_per_day / SECONDS_PER_DAY * model_flops_per_token(job.model, job.sequence_length)
     too_few = flops_per_s / (1e12 * peaks.get(PRECISIONS[job.precision].dtype, math.inf))
-    domain, rates = problem.cluster.topology.gpus_per_domain, _Rates(problem, request)
+    domain, rates = problem.cluster.topology.gpus_per_domain, _Rates(problem, request, report)
 
     def reaches(gpus: int) -> bool:
         return rates[gpus] >= tokens_per_day
@@ -233,12 +238,13 @@ def _find_gpus(problem: Problem, request: PlanRequest) -> tuple[_Rates, int]:
     )
 
 
-def _find_affordable_gpus(problem: Problem, request: PlanRequest) -> tuple[_Rates, int]:
+def _find_affordable_gpus(problem: Problem, request: PlanRequest, report: Callable[[str], None]) -> tuple[_Rates, int]:
     """Return tokens per day by number of GPUs, and the fastest number found that trains for at most `max_cost`, or
     the cheapest if none does. Try powers of two of whole domains until the cost exceeds both the limit and 1.1 times
     the lowest cost, since more GPUs then cost more; bisect as `_find_gpus` does."""
     limit, price = request.max_cost or 0.0, find_price(request)
-    domain, rates, costs = problem.cluster.topology.gpus_per_domain, _Rates(problem, request), dict[int, float]()
+    domain, rates = problem.cluster.topology.gpus_per_domain, _Rates(problem, request, report)
+    costs = dict[int, float]()
 
     def cost(gpus: int) -> float:
         return price * 24 * gpus * request.train_tokens / rates[gpus] if rates[gpus] else math.inf
@@ -259,11 +265,12 @@ def _find_affordable_gpus(problem: Problem, request: PlanRequest) -> tuple[_Rate
     return rates, low
 
 
-def scale(problem: Problem) -> dict[int, Candidate]:
+def scale(problem: Problem, report: Callable[[str], None] = report_nothing) -> dict[int, Candidate]:
     """Return the fastest layout for each number of GPUs in `SCALES` on which the model fits."""
     free = {name: value for name, value in problem.fixed.items() if name not in ("dp_replicate", "dp_shard")}
     candidates = {}
     for gpus in SCALES:
+        report(f"searching {gpus:,} x {problem.cluster.device.name}")
         with suppress(UserInputError):
             candidates[gpus] = search(replace(problem, fixed=free).on(gpus), keep=1).best[0]
     return candidates

@@ -8,6 +8,7 @@ memory. Layout fields that you set (tp=8, pp=4, micro_batch=2, checkpointing=ful
 is faster, the plan explains why. The command needs neither a GPU nor a cluster. All values are estimates.
 """
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def run(request: PrintedPlan) -> int:
         if request.fits:
             return print_fit(request)
         console = open_console(soft_wrap=False)
-        rows, lines = compare_hardware(request, names)
+        rows, lines = compare_hardware(request, names, report)
         console.print(draw(HEADING, rows, 4, console.width))
         print_lines(console, lines)
         return 0
@@ -65,7 +66,7 @@ def run(request: PrintedPlan) -> int:
         if path.suffix not in (".html", ".htm"):
             raise UserInputError(f"out={request.out}: is an HTML page; give it a name that ends with .html")
     try:
-        planned = answer(request)
+        planned = answer(request, report)
     except UserInputError:
         show_file(request)
         raise
@@ -85,11 +86,17 @@ def run(request: PrintedPlan) -> int:
     if request.out is not None:
         from sweeper.commands.plan.page import build_page
 
-        page = build_page(planned, scale(problem))  # the searches of `scale` take seconds
+        page = build_page(planned, scale(problem, report))
         with writing("out", path):
             path.write_text(page)
         print(f"page      {path}")
     return 0
+
+
+def report(text: str) -> None:
+    """Print, on a terminal, what takes seconds."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
 
 
 def print_fit(request: PlanRequest) -> int:

@@ -1,10 +1,11 @@
 """Compare several GPU models side by side: the time, cost and energy that each needs for a training run."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from sweeper.commands.plan.answer import find_problem, plan_training, search
+from sweeper.commands.plan.answer import find_problem, plan_training, report_nothing, search
 from sweeper.commands.plan.request import PlanRequest
 from sweeper.commands.plan.text import MISSING, list_warnings, show_cost, show_range
 from sweeper.common.format import count, round_to_band
@@ -28,7 +29,9 @@ class Planned:
     may_not_fit: bool  # only the estimate of its memory fits, its bound does not
 
 
-def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[str]], list[str]]:
+def compare_hardware(
+    request: PlanRequest, names: list[str], report: Callable[[str], None] = report_nothing
+) -> tuple[list[list[str]], list[str]]:
     """Return a row for each GPU model, and lines with prices, open questions and numbers of warnings.
 
     Rows are ordered by cost, or by GPU-hours if a price is unknown; GPUs on which the run may not fit follow. Energy is
@@ -36,7 +39,7 @@ def compare_hardware(request: PlanRequest, names: list[str]) -> tuple[list[list[
     its row gives the reason. Raises UserInputError with all reasons if no GPU model can run the request.
     """
     warnings: dict[str, int] = {}
-    rows = [_row(replace(request, hardware=name), warnings) for name in names]
+    rows = [_row(replace(request, hardware=name), warnings, report) for name in names]
     planned = [one for one, _ in rows if one]
     if not planned:
         raise UserInputError("\n".join(dict.fromkeys(row[-1] for _, row in rows)))
@@ -86,9 +89,11 @@ def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> lis
     return lines
 
 
-def _row(request: PlanRequest, warnings: dict[str, int]) -> tuple[Planned | None, list[str]]:
+def _row(
+    request: PlanRequest, warnings: dict[str, int], report: Callable[[str], None]
+) -> tuple[Planned | None, list[str]]:
     try:
-        problem, _ = find_problem(request)
+        problem, _ = find_problem(request, report)
         best = search(problem, keep=1).best[0]
         band = find_band(problem.job, problem.cluster)
         training = plan_training(request, best.estimate, band.error_share)

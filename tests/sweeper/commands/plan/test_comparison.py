@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -107,12 +108,15 @@ def test_a_rate_beyond_the_peak_of_all_gpus_is_refused_without_a_search(monkeypa
         find_problem(read_request(words))
 
 
-def test_a_search_for_a_number_of_gpus_shows_its_progress_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [["tokens_per_day=1e9"], ["gpus=8", "out=plan.html"]])
+def test_searches_of_many_numbers_of_gpus_show_their_progress_on_a_terminal(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sweeper.commands.plan.answer.SCALES", (4, 8))
     for is_terminal in (False, True):
         monkeypatch.setattr("sys.stderr.isatty", lambda is_terminal=is_terminal: is_terminal)
-        find_problem(read_request(["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", "tokens_per_day=1e9"]))
+        assert COMMAND.run(["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", *words]) == 0
         assert ("searching 8 x h100" in capsys.readouterr().err) == is_terminal
 
 
