@@ -127,6 +127,8 @@ def head_lines(answer: Answer) -> list[str]:
     eager = "" if job.compiled or not find_trainer(job.trainer).compiles else ", not compiled"
     wiring = {"switch": "a switch", "pairs": "links between pairs", "host": "the processors"}[topology.wiring]
     found = result.estimated + result.slower
+    may_not_fit = bound_gib(answer.best.estimate.memory, job, cluster) > cluster.usable_gib  # then none surely fits
+    fit = f"{result.too_large:,} do not fit{f', {found:,} may not fit' * may_not_fit}"
     slower = f", {found - len(result.best):,} are slower than the best {len(result.best)}" if found > KEPT else ""
     model = job.model
     active, flops = model.active_parameters, model_flops_per_token(model, job.sequence_length)
@@ -145,7 +147,7 @@ def head_lines(answer: Answer) -> list[str]:
         f"cluster   {cluster.gpus:,} x {device.name} ({device.memory_gib:.0f} GiB); {topology.name}: "
         f"{topology.gpus_per_domain} GPUs over {wiring} at {topology.link_gb_s:g} GB/s, "
         f"{topology.network_gb_s:g} GB/s of network for each GPU",
-        f"searched  {found + result.too_large:,} valid layouts: {result.too_large:,} do not fit{slower}",
+        f"searched  {count(found + result.too_large, 'valid layout')}: {fit}{slower}",
     ]
     lines += [f"rates     {problem.calibration.describe()}"] if problem.calibration else []
     lines += [f"measured  {problem.correction.describe()}"] if problem.correction else []

@@ -512,8 +512,15 @@ def test_one_bound_decides_what_is_recommended_what_fits_and_what_is_left() -> N
     assert rows[0][7] == f"{0.97 * 178.35 - 1.13 * best[0].estimate.memory.needed_gib:.0f}"
     assert layouts_table(planned)[1][0][3] == f"{bounds[0]:.0f}"
     small = read_request(["model=qwen3_30b_a3b", "hardware=h100", "gpus=8", "trainer=megatron", "tp=2", "cp=1"])
-    marked = [compare_hardware(small, ["h100"])[0][0], layouts_table(answer(small))[1][0]]  # only its estimate fits
+    unsure = answer(small)
+    marked = [compare_hardware(small, ["h100"])[0][0], layouts_table(unsure)[1][0]]  # only its estimate fits
     assert all("(may not fit)" in row[-1] for row in marked) and float(marked[0][7]) < 0
+    of_search = re.compile(r"searched  ([\d,]+) valid layouts: ([\d,]+) do not fit(?:, ([\d,]+) may not fit)?")
+    counts = [
+        [int(text.replace(",", "")) for text in match.groups() if text]
+        for match in (next(filter(None, map(of_search.match, head_lines(one)))) for one in (planned, unsure))
+    ]
+    assert len(counts[0]) == 2 and counts[1][0] == counts[1][1] + counts[1][2] > counts[1][1]
 
 
 @pytest.mark.parametrize(
