@@ -17,6 +17,7 @@ from sweeper.pages.terminal import draw, open_console
 from sweeper.preflight.clusters import list_mismatches
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
+from workloads.estimator.operations import LAUNCHES_S
 from workloads.estimator.questions import TrainingRun, explain_slower
 from workloads.estimator.search import Candidate, bound_gib, fills_memory
 from workloads.estimator.step import step_seconds
@@ -24,7 +25,7 @@ from workloads.formats.files import FORMATS, find_obstacle
 from workloads.formats.names import FileReading
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job, Layout, describe, layout_words, write_words
-from workloads.layouts.trainers import find_trainer
+from workloads.layouts.trainers import find_trainer, is_own
 from workloads.models.flops import model_flops_per_token
 
 MISSING = "—"
@@ -315,9 +316,14 @@ def describe_routing(job: Job, cluster: Cluster, layout: Layout) -> str:
     is_given = job.expert_loads == "natural"
     given = [min(job.expert_imbalance, layout.ep)] if is_given else [n for n in IMBALANCES if n <= layout.ep]
     uneven = [replace(equal, expert_loads="natural", expert_imbalance=imbalance) for imbalance in given]
-    shares = (f"{step_seconds(equal, cluster) / step_seconds(other, cluster):.2f}" for other in uneven)
-    imbalances = ",".join(f"{imbalance:g}" for imbalance in given)
-    return f"natural with expert_imbalance={imbalances} has {', '.join(shares)} of the rate of forced balance here"
+    shares = {one.expert_imbalance: step_seconds(equal, cluster) / step_seconds(one, cluster) for one in uneven}
+    rates, imbalances = ", ".join(f"{share:.2f}" for share in shares.values()), ",".join(f"{n:g}" for n in given)
+    text = f"natural with expert_imbalance={imbalances} has {rates} of the rate of forced balance here"
+    hidden = [imbalance for imbalance, share in shares.items() if imbalance > 1 and share > 0.999]
+    if not hidden or is_own(job):
+        return text
+    host = f"the host takes {1e3 * LAUNCHES_S:g} ms to launch a block, longer than the busiest GPU computes"
+    return f"{text}: {host} up to expert_imbalance={hidden[-1]:g}"
 
 
 def _has_short_parts(problem: Problem, layout: Layout) -> bool:

@@ -541,6 +541,14 @@ def test_a_topology_that_the_gpu_lacks_is_questioned(hardware: str, topology: st
     assert len(lines) == len(said) and all(part in line for part, line in zip(said, lines, strict=True))
 
 
+@pytest.mark.parametrize(("batch", "length", "is_explained"), [(8, 1024, True), (64, 4096, False)])
+def test_unequal_loads_that_the_host_hides_are_explained(batch: int, length: int, is_explained: bool) -> None:
+    words = ["model=qwen3_30b_a3b", "hardware=b200", "gpus=8", "ep=8", "trainer=megatron"]
+    request = read_request([*words, f"global_batch={batch}", f"sequence_length={length}"])
+    (line,) = (line for line in tail_lines(answer(request)) if line.startswith("routing"))
+    assert ("the host takes 8 ms to launch a block, longer than the busiest GPU computes up to" in line) == is_explained
+
+
 def test_the_parts_of_the_memory_add_up_to_the_bound() -> None:
     planned = answer(read_request(["model=llama3_8b", "hardware=b200", "gpus=8"]))
     _, rows = parts_table(planned)
