@@ -125,7 +125,9 @@ def _measure_program(
     for name, text in invocation.files.items():
         (output / name).write_text(text)
     work = read_declared_work(settings, parameters, placeholder_values(settings, parameters, rank, str(output)))
-    log = ProgramLog(RegexLogReader(settings.log) if settings.log else CommonLogReader(), settings.warmup)
+    log = ProgramLog(
+        RegexLogReader(settings.log) if settings.log else CommonLogReader(), settings.warmup, rank.world_size
+    )
     meter, reporter, number = EnergyMeter(rank), rank.reporter, 0
 
     def stop_on_line(line: str) -> bool:
@@ -300,6 +302,7 @@ class ProgramLog:
 
     reader: LogReader | RegexLogReader
     warmup: int  # number of unmeasured steps at the start
+    gpus: int = 1
     steps: list[Step] = field(default_factory=list)
     # All printed values by name: those of any line except warm-up steps', and those of measured step lines.
     config: dict[str, list[Printed]] = field(default_factory=dict)
@@ -313,6 +316,9 @@ class ProgramLog:
     def feed(self, line: str) -> Step | None:
         """Return the step that the line completes. Raises ProgramFailed if the training loss is not a number."""
         step = self.reader.feed(line)
+        of_one = step.metrics.get("tokens_per_s_per_gpu") if step and not self.reader.kind else None
+        if step and of_one and "tokens_per_s" not in step.metrics:
+            step = replace(step, metrics={**step.metrics, "tokens_per_s": of_one * self.gpus})
         if step is None:
             add_printed(self.config, read_printed(line))
         else:

@@ -32,13 +32,16 @@ _NAME = re.compile(r"[A-Za-z][\w./-]*['\"]?[\s:=]{1,4}$")
 _OF_RATE = re.compile(r"time|took|takes|speed|throughput|rate|avg|mean|average|\b(?:at|dt)\b", re.IGNORECASE)
 _VALIDATION = re.compile(r"\b(?:val|valid|validation|eval|evaluation)\b", re.IGNORECASE)
 _SECOND = r"(?:s|secs?|seconds?)\b"
+_PER, _OF_GPU = r"(?:/|_per_| per )", r"(?i:\s*\(?(?:/|_per_|per[ _])\s?(?:gpu|device|rank)\b(?!-)\)?)"
 _STEPWISE = r"(?:/|_per_| per )(?:it|iter|iteration|step|batch)\b"
 _PER_DEVICE = re.compile(r"\s*[(,]?\s*(?:per|/)[ _]?(?:gpu|device|rank)|[A-Za-z_]", re.IGNORECASE)  # not the job's rate
 # The unit before or after the number, this project's metric, and a function that converts to the metric's unit.
 _UNITS: tuple[tuple[str, str, Callable[[float], float]], ...] = (
-    (rf"(?:tok|toks|tokens?)(?:/|_per_| per ){_SECOND}", "tokens_per_s", float),
-    (rf"(?:samples?|examples?|sequences?|seqs?|imgs?|images?)(?:/|_per_| per ){_SECOND}", "samples_per_s", float),
-    (rf"(?:it|its|iters?|iterations?|steps?)(?:/|_per_| per ){_SECOND}", "step_time_s", lambda rate: 1 / rate),
+    (rf"(?:tok|toks|tokens?){_PER}(?:s|secs?|seconds?){_OF_GPU}", "tokens_per_s_per_gpu", float),
+    (rf"(?:tok|toks|tokens?){_OF_GPU}{_PER}{_SECOND}", "tokens_per_s_per_gpu", float),
+    (rf"(?:tok|toks|tokens?){_PER}{_SECOND}(?!{_OF_GPU})", "tokens_per_s", float),
+    (rf"(?:samples?|examples?|sequences?|seqs?|imgs?|images?){_PER}{_SECOND}", "samples_per_s", float),
+    (rf"(?:it|its|iters?|iterations?|steps?){_PER}{_SECOND}", "step_time_s", lambda rate: 1 / rate),
     (rf"(?:ms|msecs?|milliseconds?){_STEPWISE}", "step_time_s", lambda ms: ms / 1e3),
     (rf"(?:s|secs?|seconds?){_STEPWISE}", "step_time_s", float),
 )

@@ -16,7 +16,8 @@ from workloads.api.contract import Infeasible, OutOfMemory, ParameterMismatch, P
 from workloads.api.processes import find_marked
 from workloads.api.trial import run_trial
 from workloads.command import CommandSettings
-from workloads.command.run import measure
+from workloads.command.run import ProgramLog, measure
+from workloads.formats.rate_lines import CommonLogReader
 
 
 def test_a_program_ends_after_enough_steps_and_warm_up_steps_are_not_measured() -> None:
@@ -230,6 +231,7 @@ def test_only_the_training_loss_ends_a_trial(line: str) -> None:
         ("step {n} | 500 tok/s", {"global_batch": "4", "sequence_length": "25"}, {"step_time_ms": 200}),
         ("step {n} dt 20 ms, 500 tok/s", {}, {"tokens_per_s": 500, "step_time_ms": 20}),
         ("step {n} 8 samples/s", {}, {"samples_per_s": 8, "step_time_ms": None, "tokens_per_s": None}),
+        ("step {n} 500 tok/sec/gpu", {}, {"tokens_per_s": 500, "step_time_ms": None}),
         ("{n} 8 it/s", {}, {"step_time_ms": 125, "tokens_per_s": None}),
     ],
 )
@@ -240,6 +242,12 @@ def test_a_rate_without_a_pattern_is_enough(
     run = CommandSettings(run=["{python}", "-c", escape(program)], warmup=1, steps=3, **settings)
     derived = derive([measure(run, {}, Rank())], {})
     assert {name: derived.get(name) and round(derived[name], 6) for name in metrics} == metrics
+
+
+def test_a_rate_of_one_gpu_is_that_of_all_together() -> None:
+    log = ProgramLog(CommonLogReader(), warmup=0, gpus=4)
+    rates = [step.metrics["tokens_per_s"] for step in map(log.feed, ("5 tok/s/gpu", "5 tok/s/gpu 21 tok/s")) if step]
+    assert rates == [20, 21]
 
 
 @pytest.mark.parametrize(("steps", "code"), [(1, 1), (3, 0)])

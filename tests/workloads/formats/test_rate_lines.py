@@ -56,7 +56,19 @@ from workloads.formats.rate_lines import CommonLogReader, read_rates
         ("it/s: 1,5", {}),
         ("step 4 time 1,5 s", {}),
         ("100 tokens/sample", {}),
-        ("1000 tokens/s/GPU", {}),
+        ("1000 tokens/s/GPU", {"tokens_per_s_per_gpu": 1000}),
+        ("step 3 | loss 2.1 | 8828 tok/sec/gpu", {"tokens_per_s_per_gpu": 8828, "loss": 2.1}),
+        ("step 3 | 80 ms/step | 8,828 tok/s/gpu | mfu 40%", {"tokens_per_s_per_gpu": 8828, "step_time_s": 0.08}),
+        ("step 3 tokens/sec/GPU 8828", {"tokens_per_s_per_gpu": 8828}),
+        ("tok/sec/device: 8828", {"tokens_per_s_per_gpu": 8828}),
+        ("step 10 | 8828 tokens per second per gpu", {"tokens_per_s_per_gpu": 8828}),
+        ("tokens per GPU per second: 8828", {"tokens_per_s_per_gpu": 8828}),
+        ("tokens_per_second_per_gpu=8828", {"tokens_per_s_per_gpu": 8828}),
+        ("8.8k tok/gpu/s", {"tokens_per_s_per_gpu": 8800}),
+        ("step 10 | 5,000 tokens/s per GPU", {"tokens_per_s_per_gpu": 5000}),
+        ("step 10 tokens/s per GPU: 5000", {"tokens_per_s_per_gpu": 5000}),
+        ("5000 tokens/s (per device)", {"tokens_per_s_per_gpu": 5000}),
+        ("70,000 tok/s (8,750 tok/s/gpu)", {"tokens_per_s": 70_000, "tokens_per_s_per_gpu": 8750}),
         ("'train_samples_per_second': 12", {}),
     ],
 )
@@ -67,14 +79,12 @@ def test_rates_are_read_from_common_lines(line: str, rates: dict[str, float]) ->
 @pytest.mark.parametrize(
     "line",
     [
-        "step 10 | 5,000 tokens/s per GPU",
-        "step 10 tokens/s per GPU: 5000",
-        "5000 tokens/s (per device)",
+        "12 samples/s per GPU",
         "step 10 tok/s: 1.2G",
         "step 10 | loss 2.3 | elapsed time: 360 s",
     ],
 )
-def test_a_rate_of_one_gpu_and_a_time_of_something_else_are_not_the_jobs(line: str) -> None:
+def test_samples_of_one_gpu_and_a_time_of_something_else_are_not_the_jobs(line: str) -> None:
     assert read_rates(line) == {}
 
 
