@@ -22,7 +22,7 @@ from sweeper.metrics.criteria import DIRECTIONS, MAX_OBJECTIVES, Criteria
 from workloads.api import registry
 from workloads.api.contract import Workload
 from workloads.api.errors import UserInputError, first_line
-from workloads.api.metrics import METRICS
+from workloads.api.metrics import METRICS, Need
 from workloads.api.recipes import is_architecture
 from workloads.api.validation import build, convert
 from workloads.suggestions import hint
@@ -224,7 +224,9 @@ def _direction_of(key: str, name: str, own: dict[str, str]) -> str:
         return directions[name]
     what = f"{name} has no direction" if name in METRICS else f"unknown metric {name}"
     close = "" if name in METRICS else hint(name, directions)
-    listed = close or f" Available: {', '.join(directions)}."
+    of_gpus = [known for known in DIRECTIONS if METRICS[known].needs in (Need.GPU, Need.ENERGY)]
+    anywhere = ", ".join(known for known in directions if known not in of_gpus)
+    listed = close or f" Available: {anywhere}; on GPUs also {', '.join(of_gpus)}."
     raise UserInputError(f"{key}: {what}; declare your own by metrics.{name}=minimize or maximize.{listed}")
 
 

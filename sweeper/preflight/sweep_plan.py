@@ -260,8 +260,9 @@ def _find_reasons(metric: str, resolved: ResolvedConfig, target: Target, gpus: i
             yield f"no matmul rate of {target.model} was measured; run workload=matmul first"
     measures, ours = resolved.workload.measures, [row for row in DIRECTIONS if row not in config.metrics]
     if measures and metric in ours and (missing := find_missing(metric, measures)):
-        measured = ", ".join(row for row in ours if not find_missing(row, measures))
-        yield f"a trial of {config.workload.name} has no {missing[0]}. Available: {measured}"
+        of_work = [row for row in ours if not find_missing(row, measures)]
+        measured = [row for row in of_work if not any(_find_reasons(row, resolved, target, gpus, has_ceiling))]
+        yield f"a trial of {config.workload.name} has no {missing[0]}. Available: {', '.join(measured)}"
     is_of_several = get_metric(metric).needs is Need.RANKS or (metric != base and find_source(base))
     if gpus == 1 and is_of_several:
         yield "it compares the ranks of a trial, which has one; set gpus="

@@ -16,6 +16,9 @@ REFUSED = {
     "objective=mfu": ["objective=mfu", "dense peak of cpu is not known", "use tflops"],
     "workload=memory objective=bandwidth_utilization": ["bandwidth of cpu is not known", "use gb_per_s"],
     "workload=llama_tiny objective=mamf_utilization": ["no matmul rate", "run workload=matmul first"],
+    "objective=loss": ["has no loss. Available: tflops, tflops_sustained, step_time_ms, relative_error\n"],
+    "gpus=2 objective=loss": ["Available: tflops, tflops_slowest_gpu, gpu_spread, tflops_sustained, step_time_ms, tfl"],
+    "objective=latency": ["step_time_ms", "; on GPUs also tokens_per_joule, joules_per_token, ", "power_w"],
     "objective=tflops_per_gpu": ["objective=tflops_per_gpu", "set gpus="],
     "workload=llama_tiny objective=cost_per_million_tokens": ["there is no price", "price_per_hour="],
     "workload=llama_tiny objective=cost_per_million_tokens price_per_kwh=0.3": [
