@@ -15,7 +15,7 @@ from sweeper.common.trials import BAD, TrialRecord, TrialStatus
 from sweeper.metrics.criteria import Limit
 from sweeper.pages import per_gpu, trial_tables
 from sweeper.preflight import ceilings, corrections, cost_model
-from sweeper.preflight.corrections import Correction, MeasuredFactors, place_of
+from sweeper.preflight.corrections import Correction, place_of
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.search.finals import FinalistResult, finalist_results
 from sweeper.search.front import Front, FrontPoint, measure_front, select_finalists
@@ -222,12 +222,8 @@ class Results:
         plan = self.plan
         if plan.estimates is None or not self.records or corrections.ROUTING in plan.space.dimensions:
             return None
-        factors = MeasuredFactors(plan.estimates.metrics_of)
-        for record in self.records:
-            factors.add(record)
         place = place_of(plan.target, plan.resolved, plan.space, plan.estimates.machine, plan.calibration)
-        ended_at_s = max(record.ended_at_s for record in self.records)
-        return corrections.from_sweep(place, plan.estimates.correction, factors, ended_at_s)
+        return corrections.from_sweep(place, plan.estimates.correction, plan.estimates.metrics_of, self.records)
 
     def export(self) -> dict[str, Any]:
         """Return the results as plain values for programs (`progress=json`)."""

@@ -1,12 +1,10 @@
 """Correct planned step times by measured factors, one for each device, trainer and routing.
 
-A sweep's trials correct the estimates for later trials of the same sweep, and for the next sweep on the same cluster.
-A factor never changes the order of layouts.
+A sweep's trials correct the estimates of later plans and sweeps on the same cluster. A factor never changes the order
+of layouts.
 """
 
 import statistics
-from bisect import insort
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -79,37 +77,26 @@ def corrected(metrics: Mapping[str, float], factor: float) -> dict[str, float]:
     return {name: value * factor ** POWERS.get(name, 0) for name, value in metrics.items()}
 
 
-class MeasuredFactors:
-    """Collects the ratios of measured to estimated step times as a sweep's trials end."""
-
-    def __init__(self, estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]]) -> None:
-        self.by_routing = defaultdict[Scalar, list[float]](list)  # ratios of all trials, ascending
-        self._estimated_metrics = estimated_metrics
-
-    def add(self, record: TrialRecord) -> None:
-        """Add a trial that has ended. Failed trials and trials of the finals are ignored."""
-        measured, estimated = record.metrics.get(RATE), self._estimated_metrics(record.params).get(RATE)
-        if record.status is TrialStatus.COMPLETE and not record.remeasurement and measured and estimated:
-            insort(self.by_routing[record.params.get(ROUTING)], estimated / measured)
-
-    def predict(self, params: Mapping[str, Scalar], objective: str) -> dict[str, float]:
-        """Return the metric `predicted_…`: a point's estimated objective, corrected by the trials so far."""
-        values = self.by_routing[params.get(ROUTING)]
-        metrics = corrected(self._estimated_metrics(params), statistics.median(values) if values else 1.0)
-        return {f"predicted_{objective}": metrics[objective]} if objective in metrics else {}
-
-
 def from_sweep(
-    place: Place, before: Correction | None, factors: MeasuredFactors, ended_at_s: float
+    place: Place,
+    before: Correction | None,
+    estimated_metrics: Callable[[Mapping[str, Scalar]], Mapping[str, float]],
+    records: Iterable[TrialRecord],
 ) -> Correction | None:
-    """Return the correction from a sweep with estimates corrected by `before`, or None if there are too few trials."""
-    values = sorted(value for values in factors.by_routing.values() for value in values)
+    """Return the correction from the trials of a sweep with estimates corrected by `before`, or None if there are too
+    few trials. Failed trials and trials of the finals do not count."""
+    values, ended_at_s = list[float](), 0.0
+    for record in records:
+        measured, estimated = record.metrics.get(RATE), estimated_metrics(record.params).get(RATE)
+        ended_at_s = max(ended_at_s, record.ended_at_s)
+        if record.status is TrialStatus.COMPLETE and not record.remeasurement and measured and estimated:
+            values.append(estimated / measured)
     if len(values) < FEWEST_ROWS:
         return None
     known = before.factor if before else 1.0
-    low, *_, high = values
     date = datetime.fromtimestamp(ended_at_s, UTC).date().isoformat()
-    return Correction(place, known * statistics.median(values), len(values), known * low, known * high, date)
+    low, high = known * min(values), known * max(values)
+    return Correction(place, known * statistics.median(values), len(values), low, high, date)
 
 
 def read(folder: Path) -> list[Correction]:

@@ -41,6 +41,11 @@ class CostEstimates:
     def metrics_of(self, point: Mapping[str, Value]) -> Mapping[str, float]:
         return self._metrics_by_point.get(point_key(point), {})
 
+    def predict(self, point: Mapping[str, Value]) -> dict[str, float]:
+        """Return the metric `predicted_…`: a point's estimated objective, as planned before the sweep."""
+        metrics = self.metrics_of(point)
+        return {f"predicted_{self.objective}": metrics[self.objective]} if self.objective in metrics else {}
+
 
 def estimate_space(
     resolved: ResolvedConfig, space: Space, machine: Machine, correction: Correction | None = None

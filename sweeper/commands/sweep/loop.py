@@ -23,7 +23,6 @@ from sweeper.execution.node_monitor import NodeMonitor
 from sweeper.metrics.derivation import Prices
 from sweeper.pages import plan_view
 from sweeper.pages.progress import ProgressState, describe_step, make_progress
-from sweeper.preflight.corrections import MeasuredFactors
 from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.preflight.work import WorkIdentifier
 from sweeper.search.finals import pending_remeasurements
@@ -45,14 +44,11 @@ class Sweep:
         self._study, self._progress, self._tracking = opened.study, opened.progress, opened.tracking
         self._stop = StopRequests(opened.command)
         self._display = make_progress(plan.config.progress)
-        self._factors = MeasuredFactors(plan.estimates.metrics_of if plan.estimates else lambda _: {})
-        for record in self._study.current_records:
-            self._factors.add(record)
         self._judge = TrialJudge(
             criteria=plan.criteria,
             hardware=plan.target.hardware,
             achieved_tflops=plan.achieved_tflops,
-            predict=lambda params: self._factors.predict(params, plan.estimates.objective) if plan.estimates else {},
+            predict=plan.estimates.predict if plan.estimates else lambda _: {},
             work=WorkIdentifier(plan.resolved.workload, plan.space),
             files=plan.folder / "files",
             prices=Prices(plan.config.price_per_hour, plan.config.price_per_kwh),
@@ -292,7 +288,6 @@ class Sweep:
         record = record.weighed_against(earlier)
         self._nodes.add_record(record)
         self._study.tell(record)
-        self._factors.add(record)
         self._finals_ended += record.remeasurement is not None
         is_best = not record.remeasurement and self._progress.add(record)
         if earlier and record.superseded == record.number:

@@ -127,7 +127,7 @@ ALSO_WRONG = {
     "space.m=range(1,inf)": ["space.m=range(1,inf)", "between -2^63 and 2^63"],
     "search=baysian": ["search=baysian", "Did you mean tpe?"],
     "precision=fp8": ["precision: unknown key", "Did you mean space.dtype?", "`sweeper plan` has it"],
-    "space.m=1024\t2048": ["an integer. Separate values by commas: space.m=1024,2048"],
+    "space.m=1024\t2048": ["an integer or null. Separate values by commas: space.m=1024,2048"],
     "limits.tflops=0": ["limits.tflops=0: every trial keeps tflops ≥ 0", "above 0"],
     "limits.step_time_ms=-1": ["no trial keeps step_time_ms ≤ -1"],
     "limits.mfu=40": ["limits.mfu=40", "fraction. Write 0.4"],

@@ -8,8 +8,10 @@ import pandas as pd
 import pytest
 
 from sweeper.common.trials import Remeasurement, TrialRecord, TrialStatus
-from sweeper.preflight.corrections import FILE, Correction, MeasuredFactors, Place, find, from_sweep, keep, read
+from sweeper.preflight.corrections import FILE, Correction, Place, find, from_sweep, keep, read
+from sweeper.preflight.cost_model import Candidate, CostEstimates
 from tests.conftest import CommandResult
+from workloads.api.contract import Estimate, Machine
 from workloads.api.errors import UserInputError
 
 PLACE = Place("h200", "parallel", 8, 8, "nodes of 8", "parallel/3")
@@ -23,42 +25,29 @@ def record(
     return TrialRecord(number, {"tp": number, **params}, status, "", "", metrics, [], {}, 0.0, 1.0, 1.0)
 
 
-def factors_of(*tokens_per_s: float) -> MeasuredFactors:
-    """Of trials that were each estimated to have 100 tokens/s and a step of 10 ms."""
-    factors = MeasuredFactors(lambda _: {"tokens_per_s": 100.0, "step_time_ms": 10.0})
-    for number, rate in enumerate(tokens_per_s):
-        factors.add(record(number, rate))
-    return factors
+def correct(before: Correction | None, *records: TrialRecord) -> Correction | None:
+    """Return the correction from trials that were each estimated to have 100 tokens/s."""
+    return from_sweep(PLACE, before, lambda _: {"tokens_per_s": 100.0}, records)
 
 
-def test_the_trials_of_a_sweep_correct_the_prediction_of_those_that_follow() -> None:
-    factors = factors_of()
-    assert factors.predict({"tp": 9}, "tokens_per_s") == {"predicted_tokens_per_s": 100.0}
-    factors = factors_of(50, 80, 90)
-    assert factors.predict({"tp": 9}, "tokens_per_s") == {"predicted_tokens_per_s": pytest.approx(80)}
-    assert factors.predict({"tp": 9}, "step_time_ms") == {"predicted_step_time_ms": pytest.approx(12.5)}
-    assert factors.predict({"tp": 9}, "loss") == {}
+def test_the_prediction_of_a_trial_is_that_of_the_plan() -> None:
+    estimate = Estimate(metrics={"tokens_per_s": 100.0, "memory_gib": 3.0})
+    estimates = CostEstimates("tokens_per_s", Machine("cpu", "cpu", 1, 1), [Candidate({"tp": 9}, estimate)], [])
+    assert estimates.predict({"tp": 9}) == {"predicted_tokens_per_s": 100.0}
+    assert estimates.predict({"tp": 8}) == {} == replace(estimates, objective="loss").predict({"tp": 9})
 
 
 def test_failed_trials_and_those_of_finals_correct_nothing() -> None:
-    factors = factors_of()
-    factors.add(record(1, 50, TrialStatus.FAILED))
-    factors.add(replace(record(2, 50), remeasurement=Remeasurement(1, 0, ())))
-    assert factors.predict({"tp": 9}, "tokens_per_s") == {"predicted_tokens_per_s": 100.0}
-
-
-def test_routings_of_experts_have_their_own_factors() -> None:
-    factors = factors_of()
-    for number, (rate, imbalance) in enumerate([(80, 1.0), (50, None), (80, 1.0), (50, None), (80, 1.0), (50, None)]):
-        factors.add(record(number, rate, imbalance=imbalance))
-    for imbalance, rate in ((1.0, 80), (None, 50), (4.0, 100)):
-        assert factors.predict({"tp": 9, "imbalance": imbalance}, "tokens_per_s")["predicted_tokens_per_s"] == rate
+    counted = [record(number, rate) for number, rate in enumerate((50, 80, 90))]
+    failed, final = record(4, 10, TrialStatus.FAILED), replace(record(5, 10), remeasurement=Remeasurement(1, 0, ()))
+    assert correct(None, *counted, failed, final) == correct(None, *counted) is not None
 
 
 def test_a_correction_contains_the_one_that_its_estimates_had() -> None:
-    kept = from_sweep(PLACE, replace(CORRECTION, factor=2.0), factors_of(80, 50, 100), ended_at_s=0.0)
+    trials = [record(number, rate) for number, rate in enumerate((80, 50, 100))]
+    kept = correct(replace(CORRECTION, factor=2.0), *trials)
     assert kept is not None and (kept.factor, kept.rows, kept.low, kept.high) == (2.5, 3, 2.0, 4.0)
-    assert from_sweep(PLACE, None, factors_of(80, 50), ended_at_s=0.0) is None  # two trials
+    assert correct(None, *trials[:2]) is None
 
 
 def test_a_correction_is_kept_for_its_place_alone(tmp_path: Path) -> None:
