@@ -62,8 +62,15 @@ _TIME = re.compile(
     r"['\"]?\s*[:= ]\s*(\d+(?:,\d{3})*(?:\.\d*)?)(?![\d.,']*\d)\s*(ms|s)\b"
 )
 WHOLE_NUMBER = r"(\d{1,3}(?:,\d{3})+(?!\d)|\d+)"
+# A counter by its name, such as `train_step=7` or `Step [7/400]`, or beside a total, as in `[7/4000]`. Totals below 100
+# may be of ranks.
 _STEP = re.compile(
-    r"(?<![\w-])(?<!total )(?<!max )(?:global_step|step|iteration|iter)s?['\"]?[\s:=#]{1,4}" + WHOLE_NUMBER,
+    r"(?<![\w/-])(?<!total )(?<!max )(?<!per )(?:train(?:er|ing)?[_/])?(?:global_|current_|optimizer_)?"
+    r"(?:step|iteration|iter|it)s?['\"]?[\s:=#[(]{1,4}" + WHOLE_NUMBER,
+    re.IGNORECASE,
+)
+_OF_STEPS = re.compile(
+    r"(?:^|(?<=[\s[(|]))(?<!epoch )(?<!epoch \[)(?<!rank )(?<!rank \[)" + WHOLE_NUMBER + r"/\d{3,}(?=[])\s:,|]|$)",
     re.IGNORECASE,
 )
 _LOSS = re.compile(
@@ -153,7 +160,8 @@ class CommonLogReader(LogReader):
             return None
         if "loss" not in rates and _VALIDATION.search(line):
             return None
-        number = int(match[1].replace(",", "")) if (match := _STEP.search(line)) else None
+        match = _STEP.search(line) or _OF_STEPS.search(line)
+        number = int(match[1].replace(",", "")) if match else None
         if number is not None and 0 <= self._last - number <= self._increment:  # another rank's line
             return None
         if number is not None and 0 <= self._last < number:

@@ -37,6 +37,7 @@ from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.formats.logs import LONGEST_LINE, Step, find_source
 from workloads.formats.rate_lines import CommonLogReader
+from workloads.layouts.layout import write_words
 
 KEPT_LINES = 100  # number of lines before a step that are searched for the cause of a pause
 WORTH_OF_RANK = 0.04  # the smallest slowdown, by its 95% interval, of one rank or host during a run
@@ -104,6 +105,11 @@ class Source:
 
 def diagnose(request: DiagnoseRequest) -> int:
     """Print unusual behavior found in the logs, and return the exit code."""
+    of_plan = {name: getattr(request, name) for name in ("model", "hardware", "gpus")}
+    missing = [f"{name}=" for name, value in of_plan.items() if value is None]
+    if 0 < len(missing) < len(of_plan):
+        given = write_words({name: value for name, value in of_plan.items() if value is not None})
+        raise UserInputError(f"{given}: a comparison with a plan also needs {' and '.join(missing)}")
     sources = read_sources([Path(log) for log in request.logs])
     first, starts, found = examine(sources)
     usual_s = median(first.times_s.values())
@@ -112,7 +118,7 @@ def diagnose(request: DiagnoseRequest) -> int:
     of_start = f" of the longest of {starts} starts" if starts > 1 else ""
     steps = f"{count(len(first.steps), 'step')}{program} after the warm-up{of_start}"
     print(f"{', '.join(request.logs)}: {steps}{several}, {format_number(usual_s)} s each")
-    if request.model and request.hardware and request.gpus:
+    if not missing:
         planned, is_slower = compare_with_plan(request, usual_s)
         if is_slower:
             found.append(planned)

@@ -108,6 +108,28 @@ def test_numbers_of_steps_have_commas_and_a_progress_bar_does_not_end_a_log() ->
     assert [step.number for step in map(reader.feed, lines) if step] == [999, 1000, 1001]
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("train_step={} 80 ms/step", [10, 20, 30]),
+        ("[{}/4000] loss 2 80 ms/step", [10, 20, 30]),
+        ("Epoch [1/10], Step [{}/40] 80 ms/step", [10, 20, 30]),
+        ("epoch 1/100 {}/4000 80 ms/step", [10, 20, 30]),
+        ("it {} | 80 ms/step", [10, 20, 30]),
+        ("trainer/global_step: {} 80 ms/step", [10, 20, 30]),
+        ("80 ms/step 12{} tok/s", [1, 2, 3]),
+        ("12 it/s, total_steps=4000", [1, 2, 3]),
+        ("80 ms/step ({}/4000)", [10, 20, 30]),
+        ("[3/64] loss 2 80 ms/step", [1, 2, 3]),
+        ("rank 3/256 80 ms/step", [1, 2, 3]),
+        ("2026/11/28 80 ms/step", [1, 2, 3]),
+    ],
+)
+def test_steps_have_the_numbers_that_the_log_prints(line: str, expected: list[int]) -> None:
+    reader = CommonLogReader()
+    assert [step.number for step in (reader.feed(line.format(n)) for n in (10, 20, 30)) if step] == expected
+
+
 def test_ranks_that_print_a_step_apart_are_one_log() -> None:
     reader = CommonLogReader()
     numbers = [n - late for n in range(10, 100, 10) for late in (0, 0, 10) if n > late]

@@ -1,6 +1,7 @@
 """`python -m sweeper diagnose`: what it reads from logs, and what it reports."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +41,25 @@ def test_pauses_have_the_cause_that_is_printed_before_them(log: Path, capsys: py
         write_log(log, times_s, ranks=1, slow_rank=1.0, saves_every=saves_every)
         assert diagnose(DiagnoseRequest(logs=[str(log)])) == 1
         assert "! pauses every 25 steps" in (out := capsys.readouterr().out) and cause in out
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"model": "llama3_8b"}, "^model=llama3_8b: .* also needs hardware= and gpus="),
+        ({"hardware": "h100", "gpus": 8}, "^hardware=h100 gpus=8: .* also needs model="),
+    ],
+)
+def test_a_part_of_a_plan_is_refused(log: Path, given: dict[str, Any], missing: str) -> None:
+    with pytest.raises(UserInputError, match=missing):
+        diagnose(DiagnoseRequest(logs=[str(log)], **given))
+
+
+def test_findings_have_the_step_numbers_of_the_log(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    times_ms = 80 * noise(400) * np.where(np.arange(400) < 250, 1.0, 1.2)
+    log.write_text("".join(f"[{10 * n + 10}/4000] {time_ms:.2f} ms/step\n" for n, time_ms in enumerate(times_ms)))
+    assert diagnose(DiagnoseRequest(logs=[str(log)])) == 1
+    assert "from step 2510 on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
