@@ -18,6 +18,7 @@ from workloads.api.secrets import is_secret
 from workloads.api.validation import build, check_bounds, convert
 from workloads.suggestions import suggest
 
+SHOWN_PROBLEMS = 5
 POINTS = 5  # tried by a warm start; the first points gain most because they differ in the parameters that matter
 
 
@@ -43,7 +44,8 @@ def check_space(resolved: ResolvedConfig, target: Target) -> tuple[Space, list[s
 def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) -> tuple[Space, list[str]]:
     """Return the space for a device of `kind` ("cpu" or "gpu"), and the values that the architecture does not support.
 
-    Raises UserInputError for an unknown parameter, an illegal value, or a parameter without any supported value.
+    Raises UserInputError for unknown parameters and illegal values, with a line for each, or for a parameter without
+    any supported value.
     """
     whole_space = spaces.parse(resolved.config.space, kind)
     variables = _read_variables(resolved, whole_space)
@@ -51,12 +53,17 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
     space = Space(environment.without_variables(whole_space.dimensions), constants)
     parameters = resolved.workload.Parameters
     hints, known = get_type_hints(parameters), {field.name: field for field in fields(parameters)}
+    dimensions, problems = dict[str, Dimension](), list[str]()
     for name in (*space.constants, *space.dimensions):
-        _check_parameter(resolved, space, name, known)
-    dimensions = {
-        name: _convert_dimension(f"space.{name}", dimension, hints[name], known[name].metadata)
-        for name, dimension in space.dimensions.items()
-    }
+        dimension = space.dimensions.get(name, Choice((space.constants.get(name),)))
+        try:
+            _check_parameter(resolved, space, name, known)
+            dimensions[name] = _convert_dimension(f"space.{name}", dimension, hints[name], known[name].metadata)
+        except UserInputError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserInputError("\n".join(problems[:SHOWN_PROBLEMS]))
+    dimensions = {name: dimensions[name] for name in space.dimensions}
     any_point = {name: _extremes(dimension)[0] for name, dimension in dimensions.items()}
     whole = build(parameters, {**space.constants, **any_point}, "space.")
     constants = {name: getattr(whole, name) for name in space.constants}

@@ -20,6 +20,7 @@ from sweeper.config.hardware import Node
 from workloads.api.errors import UserInputError, describe_os_error
 
 REMEDIES_S = 5.0  # how long to search for the keys at fault
+SHOWN_FAULTS = 5
 
 
 def run(words: list[str], program: list[str]) -> int:
@@ -70,6 +71,19 @@ def find_remedies(arguments: Arguments, typed: Sequence[str], nodes: Sequence[No
             yield f"space.{name}={','.join(values)}"
 
 
+def find_faults(arguments: Arguments, typed: Sequence[str], nodes: Sequence[Node]) -> Iterator[str]:
+    """Yield a line for each parameter of the command that leaves no valid point, even if it is the only one."""
+    from sweeper.preflight.cost_model import NoValidPoint
+    from sweeper.preflight.sweep_plan import plan_sweep
+
+    for text in typed[:SHOWN_FAULTS]:
+        overrides = tuple(other for other in arguments.overrides if other == text or other not in typed)
+        try:
+            plan_sweep(compose_sweeps(Arguments(arguments.flags, overrides))[0].resolve(), nodes)
+        except NoValidPoint as error:
+            yield f"{text}: {error}"
+
+
 def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
     """Run a sweep in this process, or show the plan, and return the exit code. `command` resumes the sweep."""
     try:
@@ -104,6 +118,9 @@ def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:
                 typed = [text for text in sweep.arguments.overrides if text.startswith("space.")]
                 remedies = " or ".join(find_remedies(sweep.arguments, typed, nodes))
                 hint = f". Points are valid with {remedies}" if remedies else ""
+                faults = [] if remedies else list(find_faults(sweep.arguments, typed, nodes))
+                if len(faults) > 1:
+                    raise UserInputError("\n".join(faults)) from error
                 raise UserInputError(f"{' '.join(typed) or 'space'}: {error}{hint}") from error
             check_retry(plan)
         if config.plan:

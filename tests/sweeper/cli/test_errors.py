@@ -87,6 +87,11 @@ WRONG = {
         ". Points are valid with space.state=bf16\n",
     ],
     "workload=parallel hardware=h100 gpus=8 plan=true space.ep=2 space.cp=1": ["Points are valid with space.ep=1\n"],
+    "workload=parallel hardware=h100 gpus=8 plan=true space.tp=3 space.steps=3 space.pp=5": [
+        "sweeper: space.tp=3: no point is valid: dp_replicate, dp_shard, tp, cp, pp do not multiply to 8 ranks\n",
+        "\nspace.pp=5: no point is valid: ",
+    ],
+    "space.q=3 space.m=abc": ["sweeper: space.m=abc: must be an integer or null\nspace.q: unknown parameter."],
     "tracking.uri=foo": ["tracking.uri=foo", "http://host:port"],
     "tracking.uri=https://user:secret@host.invalid": ["https://user:***@host.invalid", "nothing responds"],
     "tracking.uri=postgresql://user:secret@127.0.0.1:9/db": ["user:***@127.0.0.1:9", "nothing responds"],
