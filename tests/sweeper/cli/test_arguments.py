@@ -5,6 +5,7 @@ from hydra._internal.utils import get_args_parser
 
 from sweeper.cli.arguments import FLAGS, parse_arguments
 from sweeper.cli.composition import compose_sweeps, quote_spaces
+from sweeper.commands.report.main import COMMAND as REPORT
 from workloads.api.errors import UserInputError
 
 
@@ -47,6 +48,12 @@ def test_a_wrong_flag_is_refused_with_the_reason(words: str, parts: list[str]) -
     with pytest.raises(UserInputError) as caught:
         parse_arguments(words.split())
     assert all(part in str(caught.value) for part in parts), caught.value
+
+
+@pytest.mark.parametrize(("verb", "successor"), [("baseline", "report compare"), ("leaderboard", "report")])
+def test_a_removed_verb_names_its_successor(verb: str, successor: str) -> None:
+    with pytest.raises(UserInputError, match=rf"{verb}: unknown word. Did you mean sweeper {successor}\?$"):
+        REPORT.run([verb, "a"])
 
 
 @pytest.mark.parametrize("words", ["-p plan=true", "--config-dir workload=matmul", "-cd +space.x=1", "--cfg plan=true"])
