@@ -14,6 +14,7 @@ from workloads.layouts.layout import Job, Layout
 from workloads.models.model import Model
 
 LLAMA_8B = Model(32, 4096, 32, 8, 128, 14336, 128256)
+SMALL = ["model=llama3_8b", "hardware=h100", "gpus=8", "micro_batch=1", "cp=1"]  # arguments of a plan
 H100 = Device("h100", {"bf16": 989, "fp16": 989, "fp8": 1979}, 79.6, 3350, 700, {})
 
 

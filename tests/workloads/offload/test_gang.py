@@ -29,7 +29,7 @@ from tests.workloads.offload.test_engine import (
     place,
     train_with_pytorch,
 )
-from tests.workloads.offload.test_planner import ON_DEVICE, TINY
+from tests.workloads.offload.test_trials import ON_DEVICE, TINY
 from workloads.api.contract import Pruned, Rank
 from workloads.api.trial import run_trial
 from workloads.instruments.device import device_of
