@@ -26,13 +26,7 @@ ALGORITHMS = {"1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": 
 ALGORITHMS |= {"v-half": "v_half", "v-min": "v_min"}  # in Primus's pipeline
 V_SETUPS = {"zbv": "zb", "v_half": "half", "v_min": "min"}  # Primus's `zero_bubble_v_schedule_mem_setup`
 POSITIONS = {"rope": "rope", "learned_absolute": "learned", "none": "none"}
-# The meaning of a command that gives the model's sizes without these arguments.
-ABSENT = {
-    "swiglu": False,
-    "untie_embeddings_and_output_weights": False,
-    "group_query_attention": False,
-    "num_experts": 0,
-}
+ABSENT: names.Settings = TABLES["absent"]
 DEFAULT_KV_RANK = 32  # megatron/training/arguments.py, `--kv-lora-rank`
 # Megatron pads a vocabulary to a multiple of at most this number times `tp`, for fast GEMM sizes.
 LARGEST_VOCABULARY_MULTIPLE = 128
