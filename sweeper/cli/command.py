@@ -215,8 +215,7 @@ class _Reader:
 
             chosen = [key for key in self.settings if (CONF / key / f"{plain[0]}.yaml").is_file()]
             meant = f"Did you mean {chosen[0]}={plain[0]}?" if chosen else suggest(plain[0], verbs or self.settings)
-            successor = COMMAND_NAMES.get(plain[0])
-            if successor and successor.split(" ")[0] == self.command.name:  # a verb of an earlier version
+            if (successor := COMMAND_NAMES.get(plain[0])) and successor.split(" ")[0] == self.command.name:
                 meant = f"Did you mean sweeper {successor}?"
             raise UserInputError(f"{plain[0]}: {reason}. {meant}")
         return build(self.cls, values)

@@ -93,10 +93,9 @@ def from_sweep(
             values.append(estimated / measured)
     if len(values) < FEWEST_ROWS:
         return None
-    known = before.factor if before else 1.0
+    factors = sorted((before.factor if before else 1.0) * value for value in values)
     date = datetime.fromtimestamp(ended_at_s, UTC).date().isoformat()
-    low, high = known * min(values), known * max(values)
-    return Correction(place, known * statistics.median(values), len(values), low, high, date)
+    return Correction(place, statistics.median(factors), len(factors), factors[0], factors[-1], date)
 
 
 def read(folder: Path) -> list[Correction]:

@@ -26,12 +26,6 @@ STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # a step's siz
 # Tables of names that programs print outside step lines.
 _NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
-# The prefixes that launchers add to log lines: torchrun and Primus ranks, srun tasks, and host names with a number.
-_RANK = re.compile(r".{0,60}?\[(rank-?\d+|default\d+)(?:/\d+)?\]", re.IGNORECASE)
-_HOST = re.compile(
-    r"\s*(?:(\d+): |(?!(?:step|iter|iteration|epoch|ep|batch|fold|run)[\s_-]?\d)([a-z][\w.-]*\d[\w.-]*): )",
-    re.IGNORECASE,
-)
 OF_RANKS = {"peak_device_gib", "peak_memory_gib", "device_memory_share"}  # printed in step lines by each rank
 
 # Sizes and degrees, keyed by the programs' names. torchtitan's names start with the section.
@@ -43,24 +37,13 @@ CONFIG: dict[str, str] = {
 DEEPSPEED_OWN = ("train_batch_size", "train_micro_batch_size_per_gpu")
 DTYPES: dict[str, str] = {name: dtype for dtype, names in _NAMES["dtypes"].items() for name in names}
 
+_LINES = {name: re.compile(pattern.replace("NUMBER", NUMBER)) for name, pattern in _NAMES["lines"].items()}
 _TIMES = [(re.compile(pattern), form) for pattern, form in _NAMES["times"]]
-# torchtitan restarts its clock after a validation, and NeMo Automodel continues to train.
-_VALIDATION = re.compile(r"\bvalidate step:\s*(\d+)|\[val\].*?\bstep (\d+)")
-_EPOCH = re.compile(r"\bTraining epoch (\d+),")
-_GLOBAL_STEP = re.compile(r"\bglobal_step: (\d+)")
-_BRIDGE = re.compile(rf"Step Time\s*:\s*({NUMBER})\s*s GPU utilization:\s*({NUMBER})\s*(?:MODEL_)?TFLOP/s/GPU")
 # After more dots, GPT-NeoX prints whether the value is the default.
 ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)(?:\.+(?:updated|default)?)?\s*$")
 _CONFIG_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _NAMES["config_lines"]]
 WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
-# A JSON line after any launcher's prefix: the spaces, the key and the value.
-_JSON_ENTRY = re.compile(r'^(?:.*?[^ ])??( +)"(\w+)": (.+?),?$')
 TITAN_MESH = re.compile(r"device mesh with parallelism: (.+)$")
-_TITAN_OLD_MESH = re.compile(r"-D device mesh with \[(.*?)\], \[([\d, ]+)\]")
-_TITAN_FP8 = re.compile(r"Swapped to (?:Float8|MX)\w*Linear|Float8 (?:\w+ )*training active")
-_RANK_OF = re.compile(r"\[rank-\d+/(\d+)\]")
-_DEVICE = re.compile(r"\b[A-Z]+ capacity: (.+?) with [\d.]+ ?GiB")
-_PROGRESS_BAR = re.compile(r"\d+%\|.*?\| *\d+/\d+ \[.*(?:s/it|it/s)")
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # terminal escape sequences
 
@@ -71,7 +54,8 @@ def strip_colors(line: str) -> str:
 
 def find_source(line: str) -> str:
     """Return the host and the rank in a line's prefix, as far as they are named."""
-    names = [next(filter(None, match.groups())) for match in (_HOST.match(line), _RANK.match(line)) if match]
+    matches = filter(None, (_LINES[name].match(line) for name in ("host", "rank")))
+    names = [next(filter(None, match.groups())) for match in matches]
     return " ".join(names)
 
 
@@ -133,17 +117,17 @@ class LogReader:
                     return step
                 texts, self._pending = self._pending | _read_texts(row, line[match.start(1) :], line), {}
                 return self._make_step(row, number, texts, line)
-        if match := _BRIDGE.search(line):
+        if match := _LINES["bridge"].search(line):
             self.unnumbered_steps += 1
             self._pending = {"train_step_timing in s": match[1], "tflops": match[2]}
-        elif "%|" in line and _PROGRESS_BAR.search(line):
+        elif "%|" in line and _LINES["progress_bar"].search(line):
             self.has_progress_bar = True
         elif "memory (" in line:
             for name, text in _read_texts(FORMATS[0], line).items():
                 if name in MEMORY and math.isfinite(value := parse_number(text)[0]):
                     ours, factor = MEMORY[name]
                     self.memory[ours] = max(factor * value, self.memory.get(ours, 0.0))
-        elif (validation := _VALIDATION.search(line)) and (timestamp := _parse_timestamp(line)):
+        elif (validation := _LINES["validation"].search(line)) and (timestamp := _parse_timestamp(line)):
             self._clock = (int(validation[1] or validation[2]), timestamp[0])
         elif len(line) <= LONGEST_ENTRY:
             self._read_configuration(line)
@@ -168,18 +152,18 @@ class LogReader:
         return True
 
     def _read_number(self, match: re.Match[str], line: str) -> int:
-        if rank := _RANK_OF.search(line):
+        if rank := _LINES["rank_of"].search(line):
             self.reported_config.setdefault("gpus", int(rank[1]))
-        if global_step := _GLOBAL_STEP.search(line):
+        if global_step := _LINES["global_step"].search(line):
             return int(global_step[1])
-        if epoch := _EPOCH.search(line):  # in NeMo, each epoch counts iterations from 0 to the printed last number
+        if epoch := _LINES["epoch"].search(line):  # in NeMo, each counts iterations from 0 to the printed last number
             return int(match[1]) + int(epoch[1]) * (int(match[2]) + 1)
         return int(match[1])
 
     def _make_step(self, row: LogFormat, number: int, texts: Mapping[str, str], line: str) -> Step | None:
         # The program has restarted if a rank goes back. Ranks without a prefix are at most one printed step apart.
         source = find_source(line)
-        if number < (self._last_of_sources.get(source, -1) if _RANK.match(line) else self._second_last):
+        if number < (self._last_of_sources.get(source, -1) if _LINES["rank"].match(line) else self._second_last):
             self._begin_start()
         self._last_of_sources[source] = number
         metrics, resolutions = _rename_metrics(row.metrics, texts)
@@ -249,7 +233,7 @@ class LogReader:
         self.memory, self._metrics_of_steps, self._last_of_sources = {}, {}, {}
 
     def _read_configuration(self, line: str) -> None:
-        if match := _JSON_ENTRY.match(line):
+        if match := _LINES["json_entry"].match(line):
             self._read_json_entry(len(match[1]), match[2], match[3])
         elif (match := ARGUMENT.search(line)) and ("[config.py:" not in line or match[1] in DEEPSPEED_OWN):
             # Megatron trains in `bf16` or `fp16`, and fp8 is used in addition to one of them.
@@ -264,11 +248,11 @@ class LogReader:
             self._store("gpus", int(match[1]))
         elif match := TITAN_MESH.search(line):
             self._store_mesh({name: int(degree) for name, degree in re.findall(r"(\w+)=(\d+)", match[1])})
-        elif match := _TITAN_OLD_MESH.search(line):
+        elif match := _LINES["titan_old_mesh"].search(line):
             self._store_mesh(dict(zip(re.findall(r"\w+", match[1]), map(int, match[2].split(",")), strict=False)))
-        elif match := _DEVICE.search(line):
+        elif match := _LINES["device"].search(line):
             self.device = match[1]
-        elif _TITAN_FP8.search(line):
+        elif _LINES["titan_fp8"].search(line):
             self._store_dtype("fp8")
         elif line_of := next((row for row in _CONFIG_LINES if row[0] in line), None):
             if match := line_of[1].search(line):

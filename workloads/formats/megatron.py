@@ -26,6 +26,7 @@ ALGORITHMS = {"1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": 
 ALGORITHMS |= {"v-half": "v_half", "v-min": "v_min"}  # in Primus's pipeline
 V_SETUPS = {"zbv": "zb", "v_half": "half", "v_min": "min"}  # Primus's `zero_bubble_v_schedule_mem_setup`
 POSITIONS = {"rope": "rope", "learned_absolute": "learned", "none": "none"}
+EXPERT_SIZES = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
 ABSENT: names.Settings = TABLES["absent"]
 DEFAULT_KV_RANK = 32  # megatron/training/arguments.py, `--kv-lora-rank`
 # Megatron pads a vocabulary to a multiple of at most this number times `tp`, for fast GEMM sizes.
@@ -201,9 +202,7 @@ def read_settings(
 
 def _read_sizes(settings: names.FileSettings, model: Model | None, trainer: str) -> dict[str, Any]:
     fields = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
-    experts: tuple[str, ...] = ()
-    if settings.find("num_experts"):
-        experts = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
+    experts = EXPERT_SIZES if settings.find("num_experts") else ()
     sizes = {name.field: settings.find(name.key) for name in NAMES if name.field in (*fields, *experts)}
     if experts or not settings.find("ffn_hidden_size"):
         del sizes["intermediate_size"]
@@ -322,8 +321,7 @@ def read_model(settings: names.Settings) -> Model | None:
         *("layers", "hidden_size", "heads", "kv_heads", "head_size", "tied", "mlp_bias", "intermediate_size"),
         *("rope_theta", "norm_eps", "qk_norm"),
     )
-    expert_fields = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
-    read = names.read_names(settings, NAMES, (*fields, *expert_fields))
+    read = names.read_names(settings, NAMES, (*fields, *EXPERT_SIZES))
     is_gated, experts, hidden_size = bool(settings.get("swiglu")), read["experts"], read["hidden_size"]
     default = int(4 * hidden_size * 2 / 3) // 64 * 64 if is_gated else 4 * hidden_size
     feed_forward = read["intermediate_size"] or default

@@ -275,8 +275,7 @@ def read_recipe(text: str, gpus: int | None = None, model: Model | None = None) 
     implied |= {"group_query_attention": True} if "num_query_groups" in settings else {}
     is_tied = settings.pop("share_embeddings_and_output_weights", None)
     if is_whole:
-        of_model = {"swiglu": True, "add_bias_linear": False, "position_embedding_type": "rope"}
-        implied = {**of_model, "group_query_attention": False, **implied}
+        implied = {**_BRIDGE["implied"], **implied}
     if is_whole or is_tied is not None:
         implied["untie_embeddings_and_output_weights"] = not is_tied
     if isinstance(vocabulary := overrides.get("model.vocab_size"), int):

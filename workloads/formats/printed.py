@@ -37,22 +37,9 @@ _DTYPE = "|".join(sorted(map(re.escape, DTYPES), key=len, reverse=True))
 ALWAYS = ("sharding", "checkpointing")
 # If one of these is missing, Megatron-LM's default is used, which can be wrong if the log is incomplete.
 DECISIVE = ("tensor_model_parallel_size", "use_distributed_optimizer", "recompute_granularity", "bf16")
+_LINES = {name: re.compile(pattern) for name, pattern in _TABLE["lines"].items()}
 UNKNOWN_LAYERS = ("multi_latent_attention", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attention_freq")
-_YAML_ENTRY = re.compile(r"^(?:.*?[\]:] )?\s*(\w+): (\S+)\s*$")
-_TITAN_START = re.compile(r"Running with (?:args|configs?): \{")
-_TITAN_FP8 = re.compile(r"Swapped to Float8\w*Linear|Float8 tensorwise scaled training active")
-# A line of JSON after a launcher's prefix: an entry, a bracket, or a member of a list.
-_ENTRY = re.compile(r"""^(?:.*?[^ ])?? *("\w+": .+|[{}\]]+,?|"[^"]*",?|-?[\d.]+,?)$""")
 
-# Prefixes of launchers and loggers: `[rank0]:`, `0: `, `[titan] 2025-12-17 01:18:19,000 - root - INFO - `.
-_PREFIX = re.compile(
-    r"^(?:\s*(?:\[(?![^\]]*(?:\.py:|rank-))[^\]]{0,80}\]:?|\d+:|[\d-]{10}[ T][\d:,.]+|-|:|root\b|INFO\b|DEBUG\b))*\s?"
-)
-# A line without a match is skipped after one search.
-_HINT = re.compile(
-    r"size|length|degree|seq.len|num.|n_|rank|dtype|precision|Precision|fp8|Float8|MX |enabled|converters|processes|"
-    r"parallel|batch|model|Model|parameters|GPUs|gpus|flavor"
-)
 _NUMBER = re.compile(
     r"(?<![\w-])(?<!max )(?<!maximum )(?:"
     + "|".join(
@@ -68,10 +55,10 @@ _GROUP_RANKS = re.compile(rf"All ({'|'.join(GROUP_RANKS)}) parallel group ranks:
 
 
 def read_printed(line: str) -> dict[str, Printed]:
-    if not _HINT.search(line):
+    if not _LINES["hint"].search(line):
         return {}
     line = strip_colors(line[:LONGEST_LINE]).rstrip()
-    line = _PREFIX.sub("", line)
+    line = _LINES["prefix"].sub("", line)
     printed: dict[str, Printed] = {}
     for match in _NUMBER.finditer(line):
         number = int(match["value"].replace(",", ""))
@@ -101,15 +88,16 @@ def add_printed(known: dict[str, list[Printed]], printed: Mapping[str, Printed])
 
 
 def has_configuration(text: str) -> bool:
-    return _TITAN_START.search(text) is not None or bool(read_arguments(text))
+    return _LINES["titan_start"].search(text) is not None or bool(read_arguments(text))
 
 
 def read_configuration(text: str, gpus: int | None = None, model: Model | None = None) -> FileReading:
     """Read the configuration of the first start in a log. Raises UserInputError for a value that no job can have."""
-    if _TITAN_START.search(text):
+    if _LINES["titan_start"].search(text):
         reading = torchtitan.read_config(_read_json(text), _read_mesh_gpus(text) or gpus, model)
         reading = replace(reading, left=())
-        is_fp8 = reading.precision == "bf16" and _TITAN_FP8.search(text)  # versions before 0.1 have no converters
+        # Versions before 0.1 have no converters.
+        is_fp8 = reading.precision == "bf16" and _LINES["titan_fp8"].search(text)
         return replace(reading, precision="fp8_tensorwise") if is_fp8 else reading
     settings = read_arguments(text)
     if settings.get("num_experts", 0) is None:
@@ -129,7 +117,7 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
     """
     if not has_configuration(text) or (gpus is None and _read_mesh_gpus(text) is None):
         return {}
-    settings = _read_json(text) if _TITAN_START.search(text) else read_arguments(text)
+    settings = _read_json(text) if _LINES["titan_start"].search(text) else read_arguments(text)
     fields = [field for field, names in _TABLE["printed_by"].items() if not settings.keys().isdisjoint(names)]
     layout = read_configuration(text, gpus).layout if fields else None
     values = {field: getattr(layout, field) for field in fields}
@@ -146,7 +134,7 @@ def read_model(text: str) -> Model | None:
     if "num_layers" not in settings:
         settings = {}
         for line in text.splitlines():
-            if match := _YAML_ENTRY.match(strip_colors(line)):
+            if match := _LINES["yaml_entry"].match(strip_colors(line)):
                 settings.setdefault(_TABLE["yaml_names"].get(match[1], match[1]), parse_value(match[2]))
         shared = settings.get("share_embeddings_and_output_weights")
         settings["group_query_attention"] = bool(settings.get("num_query_groups"))
@@ -174,8 +162,8 @@ def read_arguments(text: str) -> dict[str, Any]:
 
 def _read_json(text: str) -> dict[str, Any]:
     lines = [strip_colors(line).rstrip() for line in text.splitlines()]
-    start = next(number for number, line in enumerate(lines) if _TITAN_START.search(line))
-    matches = [_ENTRY.match(line) for line in lines[start + 1 :]]
+    start = next(number for number, line in enumerate(lines) if _LINES["titan_start"].search(line))
+    matches = [_LINES["entry"].match(line) for line in lines[start + 1 :]]
     body = "\n".join(["{", *(match[1] for match in matches if match)])
     try:
         config: dict[str, Any] = json.JSONDecoder().raw_decode(body)[0]

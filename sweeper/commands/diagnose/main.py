@@ -106,10 +106,10 @@ class Source:
 def diagnose(request: DiagnoseRequest) -> int:
     """Print unusual behavior found in the logs, and return the exit code."""
     of_plan = {name: getattr(request, name) for name in ("model", "hardware", "gpus")}
-    missing = [f"{name}=" for name, value in of_plan.items() if value is None]
-    if 0 < len(missing) < len(of_plan):
-        given = write_words({name: value for name, value in of_plan.items() if value is not None})
-        raise UserInputError(f"{given}: a comparison with a plan also needs {' and '.join(missing)}")
+    given = {name: value for name, value in of_plan.items() if value is not None}
+    missing = [f"{name}=" for name in of_plan if name not in given]
+    if given and missing:
+        raise UserInputError(f"{write_words(given)}: a comparison with a plan also needs {' and '.join(missing)}")
     sources = read_sources([Path(log) for log in request.logs])
     first, starts, found = examine(sources)
     usual_s = median(first.times_s.values())

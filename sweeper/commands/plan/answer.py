@@ -47,11 +47,14 @@ class Answer:
         return find_band(self.problem.job, self.problem.cluster).error_share
 
 
+Report = Callable[[str], None]  # takes a line about a search that takes seconds
+
+
 def report_nothing(_: str) -> None:
     """Ignore a line about a search that takes seconds."""
 
 
-def answer(request: PlanRequest, report: Callable[[str], None] = report_nothing) -> Answer:
+def answer(request: PlanRequest, report: Report = report_nothing) -> Answer:
     """Find the fastest layouts for a request. Raises UserInputError if the request is invalid or no layout fits."""
     if request.file:
         asked = build_problem(request)
@@ -117,9 +120,7 @@ def find_price(request: PlanRequest) -> float:
     raise UserInputError(f"max_cost={request.max_cost:g}: needs price_per_hour=, {request.hardware} has no known price")
 
 
-def find_problem(
-    request: PlanRequest, report: Callable[[str], None] = report_nothing
-) -> tuple[Problem, dict[int, float]]:
+def find_problem(request: PlanRequest, report: Report = report_nothing) -> tuple[Problem, dict[int, float]]:
     """Return the problem for the number of GPUs, given or found, and the rates tried. Raises UserInputError."""
     problem = build_problem(request)
     if not request.finds_gpus:
@@ -178,7 +179,7 @@ class _Rates(dict[int, float]):
     """Tokens per day by number of GPUs, with failures except for `tokens_per_day`. Looking up a number searches for its
     fastest layout; 0 means that none can be planned."""
 
-    def __init__(self, problem: Problem, request: PlanRequest, report: Callable[[str], None]) -> None:
+    def __init__(self, problem: Problem, request: PlanRequest, report: Report) -> None:
         super().__init__()
         self.problem, self.report, self.reason = problem, report, ""  # why the last number without a plan has none
         self.reliability = Reliability(0.0) if request.tokens_per_day is not None else request.reliability
@@ -194,7 +195,7 @@ class _Rates(dict[int, float]):
         return self[gpus]
 
 
-def _find_gpus(problem: Problem, request: PlanRequest, report: Callable[[str], None]) -> tuple[_Rates, int]:
+def _find_gpus(problem: Problem, request: PlanRequest, report: Report) -> tuple[_Rates, int]:
     """Return tokens per day by number of GPUs, and the smallest number found that reaches the requested rate. Try
     only whole domains: first 1 and 3 times powers of two, then bisect to within one domain or 1/31. Skip sizes that do
     not divide the batch. Skip sizes that are too small even at peak rate, or try them last if the batch is given. For
@@ -238,7 +239,7 @@ def _find_gpus(problem: Problem, request: PlanRequest, report: Callable[[str], N
     )
 
 
-def _find_affordable_gpus(problem: Problem, request: PlanRequest, report: Callable[[str], None]) -> tuple[_Rates, int]:
+def _find_affordable_gpus(problem: Problem, request: PlanRequest, report: Report) -> tuple[_Rates, int]:
     """Return tokens per day by number of GPUs, and the fastest number found that trains for at most `max_cost`, or
     the cheapest if none does. Try powers of two of whole domains until the cost exceeds both the limit and 1.1 times
     the lowest cost, since more GPUs then cost more; bisect as `_find_gpus` does."""
@@ -265,7 +266,7 @@ def _find_affordable_gpus(problem: Problem, request: PlanRequest, report: Callab
     return rates, low
 
 
-def scale(problem: Problem, report: Callable[[str], None] = report_nothing) -> dict[int, Candidate]:
+def scale(problem: Problem, report: Report = report_nothing) -> dict[int, Candidate]:
     """Return the fastest layout for each number of GPUs in `SCALES` on which the model fits."""
     free = {name: value for name, value in problem.fixed.items() if name not in ("dp_replicate", "dp_shard")}
     candidates = {}

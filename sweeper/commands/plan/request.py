@@ -339,9 +339,8 @@ def _read_on_gpus(text: str, request: PlanRequest, model: Model) -> FileReading:
 
 def _is_same(name: str, size: Any, model: Model) -> bool:
     """Return whether a size of a file is that of a model. Vocabularies differ by padding and by reserved tokens."""
-    share = VOCABULARY_PADDING if name == "vocabulary" else 0.0
     ours = getattr(model, name)
-    return size == ours or (share > 0 and math.isclose(size, ours, rel_tol=share))
+    return size == ours or (name == "vocabulary" and math.isclose(size, ours, rel_tol=VOCABULARY_PADDING))
 
 
 def _count(size: Any) -> Any:

@@ -1,11 +1,10 @@
 """Compare several GPU models side by side: the time, cost and energy that each needs for a training run."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from sweeper.commands.plan.answer import find_problem, plan_training, report_nothing, search
+from sweeper.commands.plan.answer import Report, find_problem, plan_training, report_nothing, search
 from sweeper.commands.plan.request import PlanRequest
 from sweeper.commands.plan.text import MISSING, list_warnings, show_cost, show_range
 from sweeper.common.format import count, round_to_band
@@ -30,7 +29,7 @@ class Planned:
 
 
 def compare_hardware(
-    request: PlanRequest, names: list[str], report: Callable[[str], None] = report_nothing
+    request: PlanRequest, names: list[str], report: Report = report_nothing
 ) -> tuple[list[list[str]], list[str]]:
     """Return a row for each GPU model, and lines with prices, open questions and numbers of warnings.
 
@@ -89,9 +88,7 @@ def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> lis
     return lines
 
 
-def _row(
-    request: PlanRequest, warnings: dict[str, int], report: Callable[[str], None]
-) -> tuple[Planned | None, list[str]]:
+def _row(request: PlanRequest, warnings: dict[str, int], report: Report) -> tuple[Planned | None, list[str]]:
     try:
         problem, _ = find_problem(request, report)
         best = search(problem, keep=1).best[0]
