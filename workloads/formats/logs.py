@@ -36,7 +36,6 @@ CONFIG: dict[str, str] = {
 # Values in DeepSpeed's `[config.py:…]` with the usual meaning. DeepSpeed's world size is the data-parallel size.
 DEEPSPEED_OWN = ("train_batch_size", "train_micro_batch_size_per_gpu")
 DTYPES: dict[str, str] = {name: dtype for dtype, names in _NAMES["dtypes"].items() for name in names}
-
 _LINES = {name: re.compile(pattern.replace("NUMBER", NUMBER)) for name, pattern in _NAMES["lines"].items()}
 _TIMES = [(re.compile(pattern), form) for pattern, form in _NAMES["times"]]
 # After more dots, GPT-NeoX prints whether the value is the default.
@@ -44,7 +43,6 @@ ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)(?:\.+(?:updated|default)?)?
 _CONFIG_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _NAMES["config_lines"]]
 WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
 TITAN_MESH = re.compile(r"device mesh with parallelism: (.+)$")
-
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # terminal escape sequences
 
 

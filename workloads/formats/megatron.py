@@ -238,8 +238,9 @@ def _read_kinds(settings: names.FileSettings) -> dict[str, Any]:
         kinds["activation"] = "swiglu" if is_gated else "squared_relu" if settings.find("squared_relu") else "gelu"
     if untied is not None:
         kinds["tied"] = not untied
-    position = settings.find("position_embedding_type")
-    if position in POSITIONS and not settings.find("use_rotary_position_embeddings"):
+    if (position := settings.find("position_embedding_type")) in POSITIONS and not settings.find(
+        "use_rotary_position_embeddings"
+    ):
         kinds["positions"] = POSITIONS[position]
     if settings.find("num_experts") == 0:
         kinds["experts"] = 0

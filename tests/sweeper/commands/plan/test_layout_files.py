@@ -273,6 +273,9 @@ def test_a_script_with_latent_attention_is_read_for_such_a_model(tmp_path: Path)
         "torchrun pretrain_gpt.py --multi-latent-attention --kv-lora-rank 512 --kv-channels 128 --micro-batch-size 2"
     )
     assert build(tmp_path, script, model="deepseek_v3").given["micro_batch"] == 2
+    of_primus = primus("megatron", MEGATRON_INSIDE.replace("}", ", multi_latent_attention: true}"))
+    of_primus = of_primus.replace("llama3.1_8B-fp8", "deepseek_v3")  # this file sets the rank
+    assert build(tmp_path, of_primus, model="deepseek_v3").given["micro_batch"] == 2
 
 
 def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) -> None:
