@@ -117,6 +117,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
     """Write the device file and the topology file. Return table rows that show which value each rate replaces."""
     products = rates.sustained_tflops(rows["matmul"])
     reference = products.get("bf16") or next(iter(products.values()))
+    headroom = round(rates.power_headroom(rows["matmul"]), 3) if target.is_gpu else 1.0
     bandwidths = {row["param.operation"]: rates.figure_of(row, "gb_per_s") for row in rows["memory"]}
     calibration = Calibration(
         hardware=device_key(target.hardware),
@@ -125,12 +126,12 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
         torch=version("torch"),
         conditions=rates.describe_conditions(rows["matmul"]),
         sustained_tflops=products,
-        power_headroom=round(rates.power_headroom(rows["matmul"]), 3) if target.is_gpu else 1.0,
+        power_headroom=headroom,
         grouped_tflops=rates.grouped_tflops(rows["grouped"]),
         copy_gb_s=bandwidths.get("copy"),
         update_gb_s=bandwidths.get("update"),
         launch_us=rates.launch_us(rows.get("launch", [])),
-        attention=rates.attention_rates(rows["attention"], reference.value),
+        attention=rates.attention_rates(rows["attention"], reference.value, headroom),
     )
     write_calibration(path, calibration)
     try:

@@ -208,7 +208,7 @@ def test_short_products_are_faster_by_the_headroom_of_bf16() -> None:
 
 def test_the_planner_gives_attention_its_measured_rate_at_both_lengths() -> None:
     rows = [*attention_rows("cudnn", 620, 540), *attention_rows("flash4", 650, 560, 1200)]
-    attention = rates.attention_rates(rows, 600.0)
+    attention = rates.attention_rates(rows, 600.0, 1.2)
     calibration = Calibration("h100", "H100", "2026-11-23", sustained_tflops={"bf16": Figure(600)}, attention=attention)
     device = calibrate_device(H100, calibration)
     for row in rows:
@@ -221,10 +221,19 @@ def test_the_planner_gives_attention_its_measured_rate_at_both_lengths() -> None
 
 def test_of_kernels_with_one_name_the_fastest_counts_and_one_length_gives_no_rate() -> None:
     rows = [*attention_rows("aotriton", 300, 200), *attention_rows("ck", 400, 250)]
-    assert rates.attention_rates(rows, 500.0)["flash2"].forward_share == pytest.approx(0.8, rel=1e-3)
-    assert rates.attention_rates(attention_rows("cudnn", 600, 500)[::2], 600.0) == {}
+    assert rates.attention_rates(rows, 500.0, 1.2)["flash2"].forward_share == pytest.approx(0.8, rel=1e-3)
+    assert rates.attention_rates(attention_rows("cudnn", 600, 500)[::2], 600.0, 1.2) == {}
     forward = [row for row in attention_rows("cudnn", 600, 500) if row["param.mode"] == "forward"]
-    assert rates.attention_rates(forward, 600.0) == {}
+    assert rates.attention_rates(forward, 600.0, 1.2) == {}
+
+
+def test_short_calls_that_wait_for_their_launches_have_the_rate_of_single_calls_under_the_power_cap() -> None:
+    rows = attention_rows("flash4", 650, 560)
+    expected = rates.attention_rates(rows, 600.0, 1.2)
+    for row in rows[::2]:  # the short sequence of each pass
+        row["tflops_sustained"] = str(float(row["tflops_sustained"]) / 3)
+    assert rates.attention_rates(rows, 600.0, 1.2) == expected
+    assert rates.attention_rates(rows, 600.0, 3.6) != expected
 
 
 def test_the_conditions_name_seconds_clock_and_power() -> None:
