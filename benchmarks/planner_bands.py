@@ -1,7 +1,8 @@
 """Compute the bands around the planner's estimates from left-out runs, grouped by unfamiliarity.
 
 Split-conformal over sources: a run is estimated with efficiencies fitted without its source. Its distance is the number
-of properties that runs of other sources lack. All sources weigh the same, since their runs have correlated errors.
+of properties that runs of other sources lack. All sources weigh the same, since their runs have correlated errors. The
+conformal score is the error divided by the trainer's factor, which does not depend on the run's source either.
 """
 
 import csv
@@ -10,7 +11,7 @@ import random
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.planner_rows import PublishedRun
 from workloads.estimator.estimate import BANDS, COVERED, Known, bands
@@ -60,10 +61,39 @@ def residuals(scores: Sequence[tuple[PublishedRun, str, float]]) -> list[Residua
     return found
 
 
+def trainer_factors(some: Iterable[Residual]) -> dict[str, float]:
+    """Return the mean error of each trainer's step times, relative to that of all, with equal weight for each source
+    and with one more source that has the mean error of all. Memory has no factors."""
+    some = [residual for residual in some if residual.family != "memory"]
+    counts = Counter(residual.run.source for residual in some)
+
+    def mean(theirs: Sequence[Residual]) -> float:
+        weights = [1 / counts[each.run.source] for each in theirs]
+        return sum(each.size * weight for each, weight in zip(theirs, weights, strict=True)) / sum(weights)
+
+    factors = {}
+    for name in sorted({residual.run.job.trainer for residual in some}):
+        theirs = [residual for residual in some if residual.run.job.trainer == name]
+        sources = len({each.run.source for each in theirs})
+        factors[name] = (sources * mean(theirs) / mean(some) + 1) / (sources + 1)
+    return factors
+
+
+def _scores(some: Sequence[Residual]) -> list[Residual]:
+    """Divide errors by the factors of their trainers, computed without their own sources."""
+    others = {name: [each for each in some if each.run.source != name] for name in {each.run.source for each in some}}
+    factors = {source: trainer_factors(rest) for source, rest in others.items()}
+    return [
+        replace(each, error_percent=each.error_percent / factors[each.run.source].get(each.run.job.trainer, 1.0))
+        for each in some
+    ]
+
+
 def half_widths(some: Iterable[Residual]) -> list[float]:
-    """Return the half width of the band at each distance, in percent: never narrower than at a smaller distance."""
+    """Return the half width of the band at each distance, in percent, for a trainer with the factor 1: never narrower
+    than at a smaller distance."""
     by_distance: dict[int, list[Residual]] = defaultdict(list)
-    for residual in some:
+    for residual in _scores(list(some)):
         by_distance[residual.distance].append(residual)
     widths: list[float] = []
     for distance in range(DISTANCES):
@@ -101,9 +131,11 @@ def coverage(some: Sequence[Residual]) -> Coverage:
     shares, widths = {}, []
     for source in sorted({residual.run.source for residual in some}):
         theirs = [residual for residual in some if residual.run.source == source]
-        limits = half_widths(residual for residual in some if residual.run.source != source)
-        widths += [limits[residual.distance] for residual in theirs]
-        shares[source] = statistics.fmean(each.size <= limits[each.distance] for each in theirs)
+        others = [residual for residual in some if residual.run.source != source]
+        limits, factors = half_widths(others), trainer_factors(others)
+        half = [limits[each.distance] * factors.get(each.run.job.trainer, 1.0) for each in theirs]
+        widths += half
+        shares[source] = statistics.fmean(each.size <= width for each, width in zip(theirs, half, strict=True))
     draw, values = random.Random(0), list(shares.values())
     means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(DRAWS))
     interval = means[round(0.025 * (DRAWS - 1))], means[round(0.975 * (DRAWS - 1))]
@@ -114,12 +146,13 @@ def write_bands(found: Sequence[Residual], families: Iterable[str]) -> None:
     with BANDS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         numbers = ("runs", "sources", "low", "gpus", "tokens", "parameters")
-        writer.writerow(["family", "distance", "error_percent", *numbers, "pairs"])
+        writer.writerow(["family", "distance", "error_percent", *numbers, "factors", "pairs"])
         for family in families:
             theirs = [residual for residual in found if residual.family == family]
             known = known_of(residual.run for residual in theirs)
             sources, low = {each.run.source for each in theirs}, sum(each.error_percent < 0 for each in theirs)
+            factors = " ".join(f"{name}={factor:.2f}" for name, factor in trainer_factors(theirs).items())
             for distance, width in enumerate(half_widths(theirs)):
                 counts = (len(theirs), len(sources), low, known.gpus, known.tokens, known.parameters)
-                writer.writerow([family, distance, math.ceil(width), *counts, " ".join(sorted(known.pairs))])
+                writer.writerow([family, distance, math.ceil(width), *counts, factors, " ".join(sorted(known.pairs))])
     bands.cache_clear()

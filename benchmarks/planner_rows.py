@@ -174,11 +174,14 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         raise UnsupportedRow(f"{cluster.device.name} has no matrix units for {dtype}")
     note = row["note"].lower()
     is_pure, settings = "pure" in row["sharding_key"], _settings(row, trainer, cluster)
+    layout = replace(_layout(row, trainer, cluster, model), cuda_graph="graph" in settings)
+    if named := settings & CHECKPOINTINGS.keys():
+        layout = replace(layout, checkpointing=CHECKPOINTINGS[named.pop()])
     state: State = "amp" if precision.endswith("_amp") or trainer == "llm-foundry" else "fp32"
     state = "bf16" if "pure bf16" in row["precision"].lower() or trainer == "llmq" else state
     return Job(
         model=model,
-        layout=replace(_layout(row, trainer, cluster, model), cuda_graph="graph" in settings),
+        layout=layout,
         sequence_length=_integer(row, "seq_len"),
         trainer=trainer,
         precision=precision,
@@ -188,15 +191,27 @@ def _job(row: Mapping[str, str], model: Model, cluster: Cluster) -> Job:
         compiled=_is_compiled(note) or trainer == "fms-fsdp",
         compiled_loss="2024-" not in row["source"],
         manual_backward=_has_manual_backward(trainer, precision, row),
-        gradient_bytes=2 if is_pure else None,
+        gradient_bytes=2 if is_pure or _reduces_in_bf16(row, precision) else None,
         attention_kernel="cudnn_fp8" if "fp8_attention" in settings else _attention_kernel(row, trainer),
         dispatcher="deepep" if "deepep" in settings else "alltoall",
         expert_overlap="overlap" in settings,
+        expert_capacity="capacity" in settings,
+        fused_experts="fused" in settings,
+        low_precision_head="fp8_head" in settings,
     )
 
 
+def _reduces_in_bf16(row: Mapping[str, str], precision: str) -> bool:
+    """Return whether a recipe sets `grad_reduce_in_fp32=False`: Megatron-Bridge's performance recipes do (v0.2.2 to
+    067f987, `_benchmark_common`), and NeMo's in fp8 (7a8f1cc7, `set_primary_perf_configs`)."""
+    source = row["source"]
+    is_bridge = re.search(r"Megatron-Bridge (performance summary|.*pretrain_(performance|weak_scaling))", source)
+    return bool(is_bridge) or ("DGX Cloud performance recipes" in source and precision.startswith("fp8"))
+
+
 def _settings(row: Mapping[str, str], trainer: str, cluster: Cluster) -> set[str]:
-    """Return a run's settings: `deepep`, `overlap` of expert exchanges, a `graph` of whole steps, `fp8_attention`.
+    """Return a run's settings: `deepep`, `overlap` of expert exchanges, a `graph` of whole steps, `fp8_attention`,
+    `fp8_head`, `fused` experts, a `capacity` of experts, or what is recomputed.
 
     If the recipe behind the row is known, its settings apply. Otherwise, DeepEP or HybridEP applies to rows that name
     one and to Megatron's recipes of 2026. A graph applies to rows that name one and to NVIDIA's recipes for Blackwell
@@ -213,20 +228,24 @@ def _settings(row: Mapping[str, str], trainer: str, cluster: Cluster) -> set[str
     has = {
         "deepep": is_recent or re.search("deepep|hybridep", text),
         "overlap": re.search("(1f1b|a2a|ep) overlap", text),
+        "fused": "paged stash" in text,
         "graph": (is_recipe and is_blackwell) or re.search(graphs, text),
     }
     return {name for name, found in has.items() if found}
 
 
 def _recipe(row: Mapping[str, str]) -> set[str] | None:
-    """Return the settings of the Megatron-Bridge recipe for a row with experts, from its release or the one before.
+    """Return the settings of the recipe for a row with experts, of Megatron-Bridge from its release or the one before.
 
-    `planner_recipes.csv` has the settings in scripts/performance/configs at v0.2.2 (25.11), v0.3.1 (26.02), v0.4.2
-    (26.04) and v0.5.0 (26.06). The verification cards of August 2026 ran recipes with the same settings.
+    `planner_recipes.csv` has the settings in Megatron-Bridge's scripts/performance/configs at v0.2.2 (25.11), v0.3.1
+    (26.02), v0.4.2 (26.04) and v0.5.0 (26.06), and those of the DGX Cloud recipes (NVIDIA/dgxc-benchmarking, v25.05.05:
+    launch.sh, and the scripts of NeMo that it calls, at the commits in setup.sh). The verification cards of August 2026
+    ran recipes with the same settings.
     """
     source, model = row["source"], row["model_key"].removesuffix("_671b").removesuffix("_30b_a3b")
     found = re.search(r"(\d\d\.\d\d)(\.\d+)? NeMo Container", source)
-    if not found and not re.search(r"cards \(pretrain_(performance|weak_scaling)\)", source):
+    cloud = "dgxc-25.05" if "DGX Cloud performance recipes 25.05" in source else ""
+    if not found and not cloud and not re.search(r"cards \(pretrain_(performance|weak_scaling)\)", source):
         return None
     release = found[1] if found else "26.06"
     layouts = {("", ""), (row["pp"] or "1", row["ep"] or "1")}
@@ -240,7 +259,7 @@ def _recipe(row: Mapping[str, str]) -> set[str] | None:
             and row["precision_key"] in recipe["precisions"].split()
             and (recipe["pp"], recipe["ep"]) in layouts
         }
-    return recipes.get(max((known for known in recipes if known <= release), default=""))
+    return recipes.get(cloud or max((known for known in recipes if known <= release), default=""))
 
 
 def _attention_kernel(row: Mapping[str, str], trainer: str) -> AttentionKernel | Literal[""]:
@@ -289,6 +308,7 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
     shard = _shard_ranks(row, dp, cluster) if key == "hsdp" else dp
     note, recompute = row["note"].lower(), row["recompute"].lower()
     checkpointing, layers = _checkpointing(row, trainer, model.layers)
+    first_less, last_less = _less_layers(model, degrees["pp"] * chunks, is_nemo=trainer == "nemo")
     is_async = "asynctp" in note or "async tp" in note or "tp overlap" in note or trainer == "megatron-bridge"
     return Layout(
         dp_replicate=dp // shard,
@@ -307,8 +327,26 @@ def _layout(row: Mapping[str, str], trainer: str, cluster: Cluster, model: Model
         checkpointing=checkpointing,
         checkpointed_layers=layers,
         checkpointing_freq=2 if "every second block" in row["recompute"] else 1,
+        first_stage_less_layers=first_less,
+        last_stage_less_layers=last_less,
         **degrees,
     )
+
+
+def _less_layers(model: Model, stages: int, *, is_nemo: bool) -> tuple[int, int]:
+    """Return how many layers fewer the first and last stages have in models with prediction layers.
+
+    In Megatron-Bridge's recipes for DeepSeek-V3, the last stage gets the layers that the others leave (v0.5.0,
+    `set_deepseek_v3_pipeline_model_parallel_layout`); in NeMo's, the ends have one and two fewer of 64 (v2.3.0,
+    scripts/performance/llm/pretrain_deepseek_v3.py).
+    """
+    if stages == 1 or not model.prediction_layers:
+        return 0, 0
+    lacking, most = -model.layers % stages, math.ceil(model.layers / stages)
+    if is_nemo and lacking == 3:
+        return 1, 2
+    last = min(lacking, most)
+    return (lacking - last, last) if lacking - last <= most else (0, 0)
 
 
 def _data_parallel(degrees: dict[str, int], gpus: int) -> int:
@@ -365,14 +403,16 @@ def _step_s(row: Mapping[str, str], job: Job, gpus: int) -> float | None:
     if rate := _number(row, "tokens_per_s_per_gpu"):
         return tokens / rate / gpus
     if tflops := _number(row, "tflops_per_gpu"):
-        return tokens * _convention_flops(row["note"].lower(), job) / (tflops * 1e12 * gpus)
+        is_megatron = TRAINERS[job.trainer].core == "megatron"
+        return tokens * _convention_flops(row["note"].lower(), job, is_megatron) / (tflops * 1e12 * gpus)
     return None
 
 
-def _convention_flops(note: str, job: Job) -> float:
-    """Return the FLOPs per token by the convention that a note names; full attention if it names none."""
+def _convention_flops(note: str, job: Job, is_megatron: bool) -> float:
+    """Return the FLOPs per token by the convention that a note names; if it names none, that of Megatron, which counts
+    half of the scores (core_v0.12.0, training.py: rows with tokens/s and TFLOP/s agree), else full attention."""
     causal = model_flops_per_token(job.model, job.sequence_length)
-    if "causal" in note:
+    if "causal" in note or (is_megatron and "6n" not in note):
         return causal
     if "6n" in note or "six_n" in note:
         return 6.0 * job.model.parameters

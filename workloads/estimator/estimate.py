@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -142,6 +143,7 @@ class Band:
     sources: int
     low: int  # the number of these runs that were estimated to be faster, or to need less memory, than measured
     known: Known
+    factors: Mapping[str, float]  # how wide the bands of trainers with measured runs are, relative to other trainers
 
     @property
     def meaning(self) -> str:
@@ -158,13 +160,16 @@ def bands() -> dict[str, tuple[Band, ...]]:
             limits = {name: int(row[name]) for name in ("gpus", "tokens", "parameters")}
             known = Known(**limits, pairs=frozenset(row["pairs"].split()))
             numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
-            band = Band(float(row["error_percent"]) / 100, **numbers, known=known)
+            factors = {name: float(factor) for name, factor in (each.split("=") for each in row["factors"].split())}
+            band = Band(float(row["error_percent"]) / 100, **numbers, known=known, factors=factors)
             families[row["family"]] = (*families.get(row["family"], ()), band)
     return families
 
 
 def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
-    """Return the step-time band of `family` or the job's. It widens with each property that no measured run has."""
+    """Return the band of `family` or of the step time, which widens with the trainer's errors and unseen properties."""
     nearest, *farther = bands()[family or ("moe" if job.model.experts else "dense")]
     distance = len(nearest.known.missing(job, cluster))
-    return [nearest, *farther][min(distance, len(farther))]
+    band = [nearest, *farther][min(distance, len(farther))]
+    factors = [factor for trainer, factor in band.factors.items() if trainer.startswith(job.trainer)]
+    return replace(band, error_share=band.error_share * max(factors, default=1.0))

@@ -51,11 +51,12 @@ def block_products(placed: PlacedJob, layer: int) -> list[Product]:
     return products
 
 
-# The share of a single GEMM's sustained rate that grouped kernels reach. On an H100 at its power cap, the median of 48
-# grouped GEMMs from eight models is 669 TFLOP/s in bf16 and 1,119 in fp8 (benchmarks/results/grouped_h100.md). An H200
-# has 661 and 1,124 (grouped_h200.md); single GEMMs sustain 690 and 1,300. Other architectures are not measured.
+# 48 grouped GEMMs of eight models on an H100, and on an H200 (benchmarks/results/grouped_h100.md, grouped_h200.md):
+# medians relative to a single GEMM's sustained rate are 0.97 in bf16 and 0.86 in fp8. In fp8, the full rate fits better
+# if GROUPED_EXPOSED of the time of reads and writes is added: errors are 12 and 9% (root mean square) instead of 14 and
+# 13%. Other GPUs are not measured.
 GROUPED_SHARES = {("sm90", "fp8"): 0.86}
-GROUPED_SHARE = 0.97
+GROUPED_SHARE, GROUPED_EXPOSED = 0.97, 0.8
 # Rows per tile. Kernels compute an expert's tokens tile by tile, so unequal loads leave half of the last tile empty.
 GROUPED_ROWS = 128
 
@@ -67,22 +68,21 @@ def grouped_share(architecture: str, dtype: str) -> float:
 def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
     """Estimate the time in seconds of a GEMM, or of one of the two GEMMs in its backward pass."""
     device = placed.cluster.device
-    rate = sustained_flops(device, dtype)
-    if product.grouped and dtype in device.grouped_tflops:
-        rate = device.grouped_tflops[dtype] * 1e12
-    elif product.grouped:
-        rate *= grouped_share(device.architecture, dtype)
-    if dtype in ("fp8", "fp4"):
-        rate *= placed.precision.rate_share
+    is_low = dtype in ("fp8", "fp4")
+    is_measured = product.grouped and dtype in device.grouped_tflops
+    rate = device.grouped_tflops[dtype] * 1e12 if is_measured else sustained_flops(device, dtype)
+    rate *= placed.precision.rate_share if is_low else 1.0
     element_bytes = 1 if dtype == "fp8" else placed.element_bytes
     read = product.rows * product.k + product.k * product.n
     traffic = product.count * (read * element_bytes + placed.element_bytes * product.rows * product.n)
-    flops = product.flops
+    traffic_s, flops = traffic / (device.memory_gb_s * 1e9), product.flops
+    overhead = PRODUCT_OVERHEAD_S * (2 if product.grouped else product.count)
     if product.grouped:
+        overhead += GROUPED_EXPOSED * traffic_s if is_low and not is_measured else 0.0
+        rate *= 1.0 if is_low or is_measured else GROUPED_SHARE
         tiles = product.rows / GROUPED_ROWS
         flops *= (math.ceil(tiles) if placed.job.expert_loads == "equal" else max(1.0, tiles + 0.5)) / tiles
-    overhead = PRODUCT_OVERHEAD_S * (2 if product.grouped else product.count)
-    return max(flops / rate, traffic / (device.memory_gb_s * 1e9)) + overhead
+    return max(flops / rate, traffic_s) + overhead
 
 
 def products_of_s(placed: PlacedJob, layer: int, name: str = "") -> float:
@@ -95,12 +95,17 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
     """Estimate how many seconds casting takes: a GEMM's weights and input, or its output's gradient if `backward`."""
     precision = placed.precision
     width = product.n * product.count if backward else product.k
-    rows = product.rows if not product.grouped else product.rows * product.count
+    rows = product.rows * (product.count if product.grouped else 1)
     if product.grouped and placed.job.manual_backward and precision.cast_bytes:
         # Rows are written and copied in fp8, and weights are cast once for all chunks. The remaining pass transposes
         # rows inside experts (`workloads.llama.fp8_experts`).
         return placed.pass_s(2 * rows * (product.n if product.name == "up" else product.k)) if backward else 0.0
-    activations = rows * (product.n if backward and product.grouped else width) * precision.cast_bytes
+    if product.grouped and product.name == "up" and not backward:  # gate and up have one input
+        rows /= placed.model.mlp_matrices - 1
+    # Fused GEMMs quantize the activation, and its gradient, without writing them in bf16.
+    is_fused = placed.job.fused_experts and product.grouped and (product.name == "up") == backward
+    cast_bytes = precision.cast_bytes - (2 if is_fused else 0)
+    activations = rows * (product.n if backward and product.grouped else width) * cast_bytes
     weights = product.n * product.k * product.count * precision.weight_bytes / 2 * placed.weight_casts
     return placed.pass_s(activations + weights, precision.instructions_gb_s)
 
@@ -133,10 +138,12 @@ def attention_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
     length = job.document_tokens or job.sequence_length
     # Treated as a causal sequence with the same number of keys per token. With a window of 128 in 8,192 tokens,
     # FlashAttention 2 has 0.24 of its causal rate on an H200 (64 heads of 64 features, forward; backward 0.26).
-    keys = 2 * model.attended_tokens(layer, length)
-    flops = placed.tokens * keys * model.heads * (model.head_size + model.value_features) / placed.layout.tp
-    flops += placed.tokens * length * model.index_features(layer)
     rates = attention_rates(placed.cluster.device, placed.attention_kernel)
+    is_fp8 = placed.attention_kernel == "cudnn_fp8"  # what these two lines count is in the source of its rates
+    keys = length if backward and is_fp8 else 2 * model.attended_tokens(layer, length)
+    features = min(model.head_size + model.value_features, 256 if is_fp8 else math.inf)
+    flops = placed.tokens * keys * model.heads * features / placed.layout.tp
+    flops += placed.tokens * length * model.index_features(layer)
     share = rates.backward_share if backward else rates.forward_share
     # A query-key pair takes 1 + half_tokens / length times as long as at the highest rate. A call without the causal
     # mask counts as a call with twice its keys. Summed over the slowest context-parallel rank's calls, the second term
@@ -192,6 +199,8 @@ def _activation_elements(placed: PlacedJob, layer: int, *, backward: bool) -> fl
         rows = model.experts_per_token * placed.buffered_rows
         width = rows * model.expert_intermediate_size + model.shared_expert_intermediate_size
     passes = (6, 3) if model.mlp_matrices == 3 else (3, 2)  # backward, forward
+    if placed.job.fused_experts and model.has_experts(layer):  # the gradient still reads gate and up, 2 of 6 passes
+        width -= rows * model.expert_intermediate_size * (4 / 6 if backward else 1)
     # Compiled code that writes the gradients of gate and up into one tensor computes both for every element: 688 us
     # instead of 334 us for 8,192 tokens of an 8B model (benchmarks/offload.md, entry 11).
     repeats = 2 if backward and is_own(placed.job) and not placed.job.manual_backward else 1
@@ -215,9 +224,9 @@ def _attention_over_ranks_elements(placed: PlacedJob, *, backward: bool) -> floa
 
 # In most trainers, the host must read the token count of each expert in a dropless mixture. ROUTING_S is a pass's
 # wait for launches after this read, plus small router kernels. LAUNCHES_S is the host's time to launch a block, and a
-# block takes at least this long. A graph of the step does not wait: Qwen3 235B takes 36.3 s with a graph and 50.0 s
-# without on 128 GB200s, or 6.0 and 8.3 ms per block and micro-batch (Megatron-LM, PR 5728).
-ROUTING_S, LAUNCHES_S = 0.6e-3, 8e-3
+# block takes at least this long. A graph of the step does not wait: Qwen3 235B takes 32.2 s with a graph and 44.4 s
+# without on 128 GB200s, or 5.4 and 7.4 ms per block and micro-batch, the head included (Megatron-LM, PR 5728).
+ROUTING_S, LAUNCHES_S = 0.6e-3, 7.1e-3
 # The time between kernels that a host launches one by one, in PyTorch 2.11 on a host with two H200s (13.7 to 15.4 µs,
 # `calibrate`). Waits for launches are proportional to it.
 LAUNCH_US = 15.0
@@ -226,10 +235,10 @@ LAUNCH_US = 15.0
 EXPERT_BIAS_PASSES = (6, 8)
 
 
-# Reads and writes per value of residual streams around attention or the MLP, forward and backward. One kernel collapses
-# the streams (reads them), one mixes them and adds the output (reads and writes them). The backward pass of each reads
-# the streams and a gradient, and writes a gradient.
-STREAM_PASSES = (3, 6)
+# Passes over residual streams around attention or the MLP, forward and backward, at the rate of `pass_s`: fused kernels
+# take 1.5 and 4.9 ms on a GB200 for 32,768 tokens of 4 x 7,168 values, 0.47 ms each (Megatron-LM, PR 3828). Backward,
+# two more kernels add up three gradients.
+STREAM_PASSES = (3.3, 14)
 
 
 def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
@@ -258,11 +267,11 @@ def pass_s(placed: PlacedJob, layer: int, *, backward: bool) -> float:
         copies = 2 * ranks * (1 - (1 - 1 / ranks) ** count) + 2 * received
     elif ranks > 1 and placed.job.dispatcher == "allgather":
         copies = 2 * ranks + 2 * received
-    if model.gpt_oss and placed.trainer.core == "megatron" and not placed.layout.cuda_graph:
+    if model.gpt_oss and placed.trainer.core == "megatron" and not placed.job.fused_experts:
         copies += EXPERT_BIAS_PASSES[backward] * received
     sorting_s = placed.pass_s(placed.tokens / tp * copies * (model.expert_hidden_size or model.hidden_size) * 2)
-    waiting_s = ROUTING_S * launch_ratio(placed.cluster.device) if waits_for_host(placed, layer) else 0.0
-    return seconds + sorting_s + waiting_s
+    reads_counts = waits_for_host(placed, layer) and not placed.job.expert_capacity
+    return seconds + sorting_s + (ROUTING_S * launch_ratio(placed.cluster.device) if reads_counts else 0.0)
 
 
 def launch_ratio(device: Device) -> float:
@@ -298,7 +307,7 @@ def block_seconds(placed: PlacedJob, layer: int) -> BlockSeconds:
     choices = (layout.checkpointing, layout.sequence_parallel, layout.cp_method, layout.cuda_graph)
     measured = (device.copy_gb_s, device.launch_us, *device.sustained_tflops.items(), *device.grouped_tflops.items())
     rates = (device.name, device.architecture, device.memory_gb_s, *measured)
-    loads = (job.expert_loads, placed.imbalance, placed.buffered_rows)
+    loads = (job.expert_loads, placed.imbalance, placed.buffered_rows, job.expert_capacity, job.fused_experts)
     model = (job.model, job.model.qk_norm, placed.weight_casts, *loads)
     key = (*model, sizes, kernels, choices, rates, *device.attention.items())
     if key not in _BLOCK_SECONDS:
@@ -365,7 +374,10 @@ def head_s(placed: PlacedJob) -> float:
     logits = placed.tokens * model.vocabulary / tp
     is_eager = is_own(placed.job) and tp > 1
     loss_bytes = EAGER_LOSS_BYTES if is_eager else placed.trainer.loss_bytes
-    once_s = 3 * product_s(placed, head, placed.plain_dtype) + placed.pass_s(logits * loss_bytes)
+    dtype = placed.precision.dtype if placed.job.low_precision_head else placed.plain_dtype
+    once_s = 3 * product_s(placed, head, dtype) + placed.pass_s(logits * loss_bytes)
+    if dtype != placed.plain_dtype:
+        once_s += cast_s(placed, head, backward=False) + cast_s(placed, head, backward=True)
     if not model.prediction_layers:
         return once_s
     joined = Product("joined", placed.tokens / tp, model.hidden_size, 2 * model.hidden_size)  # with the next embedding

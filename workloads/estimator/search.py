@@ -75,18 +75,9 @@ def find_layouts(
 
 def _all_but_stages(family: Family) -> tuple[object, ...]:
     layout = family.template
-    sizes = (
-        layout.dp_shard,
-        layout.dp,
-        layout.tp,
-        layout.cp,
-        layout.pp,
-        layout.ep,
-        layout.sharding,
-        layout.micro_batch,
-    )
+    names = ("dp_shard", "dp", "tp", "cp", "pp", "ep", "sharding", "micro_batch")
     is_bounded = layout.schedule in ("1f1b", "interleaved")  # `step_bound_s` has no bound for the stages of others
-    return (*sizes, family.checkpointings, None if is_bounded else layout)
+    return (*(getattr(layout, name) for name in names), family.checkpointings, None if is_bounded else layout)
 
 
 class Search:

@@ -10,14 +10,7 @@ from workloads.estimator.memory import stage_memories
 from workloads.estimator.operations import Seconds
 from workloads.estimator.own_trainer import is_counted, keeps_weights
 from workloads.estimator.pipeline import PassTimes, bubble_s, head_rank, rank_layers
-from workloads.estimator.placed_job import (
-    PlacedJob,
-    Weights,
-    block_gpu_weights,
-    divided_weights,
-    end_weights,
-    rank_weights,
-)
+from workloads.estimator.placed_job import PlacedJob, Weights, divided_weights
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import Job, vary
@@ -157,11 +150,8 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, a
     if any_stages:
         counts = [(blocks[layers.layer], layers.number * micro / layout.pp) for rank in ranks for layers in rank]
         heads, bubble = micro / layout.pp, sum(times.total for times in passes) * (1 - 1 / layout.pp) / any_stages
-    sends = (
-        0.0
-        if layout.pp == 1 or any_stages
-        else 2 * communication.pipeline_send_s(placed) * layout.stages_per_rank * micro
-    )
+    is_sent = layout.pp > 1 and not any_stages
+    sends = 2 * communication.pipeline_send_s(placed) * layout.stages_per_rank * micro if is_sent else 0.0
     step = StepTime(
         products=sum((block.forward.products + block.backward.products) * count for block, count in counts),
         attention=sum((block.forward.attention + block.backward.attention) * count for block, count in counts),
@@ -176,7 +166,7 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, a
     )
     if not with_data_parallel:
         return step
-    weights = rank_weights(placed, slowest, ranks[slowest])
+    weights = placed_job.rank_weights(placed, slowest, ranks[slowest])
     waits_s = 0.0 if layout.cuda_graph else STEP_OVERHEAD_S * operations.launch_ratio(placed.cluster.device)
     owned = weights.total if layout.sharding == "none" else divided_weights(placed, weights)  # updated by one GPU
     return replace(
@@ -186,7 +176,7 @@ def _step_time(placed: PlacedJob, efficiency: float, with_data_parallel: bool, a
         + communication.copies_sum_s(placed, weights, per_step=True),
         optimizer=placed_job.optimizer_s(placed, owned) + waits_s,
         copies=sum(block.copies * count for block, count in counts)
-        + _copies_s(placed, end_weights(placed, slowest)) * micro
+        + _copies_s(placed, placed_job.end_weights(placed, slowest)) * micro
         + host_copies_s(placed, owned),
     )
 
@@ -198,7 +188,7 @@ def _block_time(placed: PlacedJob, layer: int, efficiency: float, with_data_para
     backward = (block.backward + block.recomputed * placed.checkpointed_share) * (1 / efficiency)
     data = copies = 0.0
     if with_data_parallel:
-        weights = block_gpu_weights(placed, layer)
+        weights = placed_job.block_gpu_weights(placed, layer)
         copies = _copies_s(placed, weights)
         if placed.reduces_each and placed.is_sharded:
             # Weights are gathered, at most twice, and gradients reduced in each micro-batch.

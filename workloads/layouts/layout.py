@@ -154,6 +154,7 @@ class Job:
     # `fp32`: fp32 master weights, moments and gradient reduction; `amp`: fp32 weights that are cast for each use;
     # `bf16`: everything in bf16; `int8`: 8-bit moments.
     state: State = "fp32"
+    low_precision_head: bool = False  # the output layer's GEMMs have the data type of those in blocks
     waits_for_launches: bool = False  # CUDA_LAUNCH_BLOCKING: the GPU waits for the host before each kernel
     compiled: bool = True  # blocks are compiled by torch.compile
     compiled_loss: bool = True  # the loss is compiled too, if the trainer supports it
@@ -168,6 +169,8 @@ class Job:
     # to all ranks, which scatter the sums of outputs.
     dispatcher: Dispatcher = "alltoall"
     expert_overlap: bool = False  # the all-to-all of one micro-batch overlaps with the computation of another
+    fused_experts: bool = False  # the grouped GEMMs apply the activation and quantize (Transformer Engine's op fuser)
+    expert_capacity: bool = False  # experts get a fixed number of tokens, so the host does not read their numbers
     # `equal`: forced balance; `unequal`: forced, so that they are known in advance; `natural`: the router's choice.
     expert_loads: ExpertLoads = "equal"
     expert_imbalance: float = 1.0  # the tokens of the busiest rank's experts, divided by the mean

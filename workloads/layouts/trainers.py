@@ -110,17 +110,13 @@ def find_efficiency(trainer: str, device: str) -> float:
 
 
 def nearest_efficiency(trainer: str, device: str, table: Mapping[tuple[str, str], float]) -> float:
-    """Return a trainer's efficiency on a device or, if the table lacks it, the median over the nearest pairs.
-
-    The nearest pairs have the same trainer on another device; next come trainers with the same core, on this device or
-    else on any; then any trainer on this device. If the table has none of these, the efficiency is 1.
-    """
+    """Return a trainer's efficiency on a device or, if the table lacks it, the median over the nearest pairs: trainers
+    with the same core, which call the same kernels, on this device or else on any, then any trainer on this device."""
     name = SYNONYMS.get(trainer, trainer)
     core = find_trainer(name).core
     same_core = {pair: value for pair, value in table.items() if find_trainer(pair[0]).core == core}
     candidates = (
         [value for pair, value in table.items() if pair == (name, device)],
-        [value for (other, _), value in table.items() if other == name],
         [value for (_, other), value in same_core.items() if other == device],
         list(same_core.values()),
         [value for (_, other), value in table.items() if other == device],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.planner import FAMILIES, ROWS, left_out_of_all, read_runs
-from benchmarks.planner_bands import Residual, coverage, half_widths, known_of
+from benchmarks.planner_bands import Residual, coverage, half_widths, known_of, trainer_factors
 from benchmarks.planner_scoreboard import PAGE, page
 from tests.support.planner import cluster, job
 from workloads.estimator.estimate import bands, find_band
@@ -47,6 +47,32 @@ def test_sources_have_equal_weight_and_farther_runs_no_narrower_band() -> None:
     near, far = _residuals(many | {"s9": [8.0]}), _residuals({f"f{n}": [5.0] for n in range(4)}, distance=1)
     assert half_widths([*near, *far]) == [8.0, 8.0, 8.0]
     assert half_widths([*near, *_residuals({f"f{n}": [20.0] for n in range(4)}, distance=1)]) == [8.0, 20.0, 20.0]
+
+
+def test_a_trainer_with_larger_errors_has_a_wider_band_at_the_same_coverage() -> None:
+    run: Any = read_runs(ROWS)[0][0]
+
+    def by(trainer: str, unit: float) -> list[Residual]:
+        its = replace(run.job, trainer=trainer)
+        rows = [(unit * n, {**run.row, "source": f"{trainer} {n}"}) for n in range(1, 21)]
+        return [Residual(replace(run, row=row, job=its), "dense", error, 0) for error, row in rows]
+
+    small, large = by("nemo", 0.2), by("torchtitan", 1.0)  # errors of up to 4 and 20%
+    factors = trainer_factors([*small, *large])
+    assert factors == pytest.approx({"nemo": (20 / 3 + 1) / 21, "torchtitan": (20 * 5 / 3 + 1) / 21})
+    assert trainer_factors([replace(each, family="memory") for each in small]) == {}
+    width, covered = half_widths([*small, *large])[0], coverage([*small, *large])
+    assert 3.6 <= width * factors["nemo"] < 5 and 17 <= width * factors["torchtitan"] < 23
+    assert covered.share >= 0.9 and covered.median_width < 18  # without factors, both have 18
+
+
+def test_a_plan_has_the_band_of_its_trainer() -> None:
+    band, work = bands()["dense"][0], job(Layout())
+    assert band.factors["own"] < 1 < band.factors["torchtitan"]
+    for trainer, name in (("own", "h100"), ("torchtitan", "h100"), ("megatron", "h100")):
+        factor = max(factor for other, factor in band.factors.items() if other.startswith(trainer))
+        share = find_band(replace(work, trainer=trainer), cluster(8)).error_share
+        assert share == pytest.approx(band.error_share * factor), name
 
 
 def test_what_no_run_shows_is_named() -> None:

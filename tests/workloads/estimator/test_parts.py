@@ -1,5 +1,6 @@
 """The parts of an estimate: collectives, pipelines, experts, attention, precisions, memory and efficiencies."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sweeper.preflight.clusters import build_cluster, find_topology
-from tests.conftest import examples
+from tests.conftest import REPOSITORY, examples
 from tests.support.planner_estimates import H100, cluster, job
 from workloads.estimator.communication import (
     Group,
@@ -24,7 +25,20 @@ from workloads.estimator.communication import (
 )
 from workloads.estimator.estimate import StepTime
 from workloads.estimator.memory import saved_bytes
-from workloads.estimator.operations import LAUNCH_US, LAUNCHES_S, attention_s, block_products, block_seconds, pass_s
+from workloads.estimator.operations import (
+    LAUNCH_US,
+    LAUNCHES_S,
+    ROUTING_S,
+    STREAM_PASSES,
+    Product,
+    attention_s,
+    block_products,
+    block_seconds,
+    cast_s,
+    head_s,
+    pass_s,
+    product_s,
+)
 from workloads.estimator.pipeline import rank_layers
 from workloads.estimator.placed_job import PlacedJob, divided_weights, rank_weights
 from workloads.estimator.step import STALL_S_PER_GIB, estimate_job
@@ -124,7 +138,78 @@ def test_parallel_streams_are_saved_sent_and_passed_over() -> None:
     assert pipeline_send_s(four) - 4 * pipeline_send_s(one) == pytest.approx(-3 * 4e-6)  # but for three latencies
     assert block_products(four, 2) == block_products(one, 2)
     passes = [pass_s(four, 2, backward=backward) - pass_s(one, 2, backward=backward) for backward in (False, True)]
-    assert passes[1] == pytest.approx(2 * passes[0])
+    assert passes[1] / passes[0] == pytest.approx(STREAM_PASSES[1] / STREAM_PASSES[0])
+
+
+def test_grouped_products_are_as_fast_as_measured_on_an_h100() -> None:
+    """Forward plus both backward GEMMs of the 16 layers of `grouped_h100.md`."""
+    errors: dict[str, list[float]] = {"bf16": [], "fp8_rowwise": []}
+    for line in (REPOSITORY / "benchmarks/results/grouped_h100.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        sizes = re.fullmatch(r"(\d+) \S (\d+), (\d+), (\d+)", cells[1]) if len(cells) == 9 else None
+        if sizes is None or cells[2] not in errors:
+            continue
+        hidden, width, experts, chosen = map(int, sizes.groups())
+        placed = setting(replace(job("qwen3_30b_a3b", dp_shard=8, ep=8), precision=cells[2]))
+        for n, k, rates in ((2 * width, hidden, cells[3:6]), (hidden, width, cells[6:])):
+            product = Product("up", 16_384 * chosen / experts, n, k, experts, grouped=True)
+            measured_s = sum(product.flops / float(rate.replace(",", "")) / 1e12 for rate in rates)
+            errors[cells[2]].append(3 * product_s(placed, product, placed.precision.dtype) / measured_s - 1)
+    assert [len(some) for some in errors.values()] == [16, 16]
+    for some in errors.values():
+        assert abs(np.mean(some)) < 0.06 and np.sqrt(np.mean(np.square(some))) < 0.12
+
+
+def test_an_input_of_several_projections_is_cast_once() -> None:
+    placed = setting(replace(job("qwen3_30b_a3b", dp_shard=8, ep=8), precision="fp8_te_mxfp8"))
+    up, down = (product for product in block_products(placed, 0) if product.grouped)
+    rows = 8 * placed.tokens
+    weights = replace(placed.precision, cast_bytes=0)
+    for product, width, backward in ((up, 2048, False), (down, 768, False), (up, 2 * 768, True), (down, 2048, True)):
+        whole_s, placed.precision = cast_s(placed, product, backward=backward), weights
+        weights_s = cast_s(placed, product, backward=backward)
+        placed.precision = replace(weights, cast_bytes=4)
+        assert whole_s - weights_s == pytest.approx(placed.pass_s(4 * rows * width, 15_000))
+
+
+def test_fused_experts_read_and_write_fewer_bytes_and_a_capacity_needs_no_counts() -> None:
+    work = replace(job("qwen3_30b_a3b", dp_shard=8, ep=8), trainer="megatron", precision="fp8_te_mxfp8")
+    plain, fused, padded = (
+        setting(replace(work, **changes)) for changes in ({}, {"fused_experts": True}, {"expert_capacity": True})
+    )
+    width = plain.tokens * 8 * 768
+    for backward, passes in ((False, 3), (True, 4)):  # 2 of the 6 backward passes are left, which read gate and up
+        saved_s = pass_s(plain, 0, backward=backward) - pass_s(fused, 0, backward=backward)
+        assert saved_s == pytest.approx(plain.pass_s(2 * passes * width))
+        counts_s = pass_s(plain, 0, backward=backward) - pass_s(padded, 0, backward=backward)
+        assert counts_s == pytest.approx(ROUTING_S)
+    casts = [
+        sum(cast_s(each, product, backward=False) for product in block_products(each, 0)) for each in (plain, fused)
+    ]
+    assert casts[0] - casts[1] == pytest.approx(plain.pass_s(2 * width, 15_000))
+
+
+def test_a_low_precision_head_is_faster() -> None:
+    work = replace(job(trainer="megatron"), precision="fp8_te_mxfp8")
+    plain, low = (setting(replace(work, low_precision_head=is_low)) for is_low in (False, True))
+    assert 0.5 < head_s(low) / head_s(plain) < 0.9
+
+
+def test_attention_in_fp8_computes_all_pairs_backward_at_any_head_size() -> None:
+    """GB200, cuDNN 9.22, under the load that an H200 carries with 0.86 and 0.89 of its cold rates."""
+    rack = build_cluster("gb200", "gb200_nvl72", 8)
+
+    def seconds(name: str, *, backward: bool, layer: int = 0) -> float:
+        work = replace(job(name, dp_shard=8), trainer="megatron", attention_kernel="cudnn_fp8", sequence_length=4096)
+        return attention_s(PlacedJob(work, rack), layer, backward=backward)
+
+    windowed, full = (seconds("gpt_oss_120b", backward=True, layer=layer) for layer in (0, 1))
+    assert windowed == full and seconds("gpt_oss_120b", backward=False) < 0.5 * seconds(
+        "gpt_oss_120b", backward=False, layer=1
+    )
+    assert full == pytest.approx(2.080e-3 / 0.89 / 4, rel=0.15)  # measured for two sequences with 128 heads
+    assert seconds("deepseek_v3", backward=True) == pytest.approx(1.22e-12 * 128 * 4096**2 / 2 / 0.89, rel=0.15)
+    assert seconds("deepseek_v3", backward=False) == pytest.approx(0.332e-12 * 128 * 4096**2 / 2 / 0.86, rel=0.15)
 
 
 def test_tensor_parallelism_divides_products() -> None:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.planner import ROWS, SCORED, main, pairs_in_order, read_runs, score_all, summarize
+from benchmarks.planner import RECENT_ROWS, ROWS, SCORED, main, pairs_in_order, read_runs, score_all, summarize
 from benchmarks.planner_calibration import calibrate
+from benchmarks.planner_rows import read_run
 from workloads.estimator import operations, placed_job, step
+from workloads.estimator.pipeline import stage_layers
 from workloads.estimator.step import POWER_EXPONENT, estimate_job
 from workloads.layouts.trainers import efficiencies, nearest_efficiency
 
@@ -91,6 +93,42 @@ def test_the_neutral_score_knows_nothing_of_the_rows(
 
 def test_the_efficiencies_are_those_of_the_rows() -> None:
     assert calibrate(read_runs(ROWS)[0]) == pytest.approx(efficiencies(), abs=0.005)
+
+
+def test_rates_in_tflops_count_what_megatron_counts() -> None:
+    """Rows that give tokens/s and TFLOP/s have the same step time by either."""
+    compared = 0
+    for run in (run for path in SCORED for run in read_runs(path)[0]):
+        is_megatron = run.pair[0] in ("megatron-bridge", "megatron-core", "primus") and "qwen3" in run.row["model_key"]
+        if is_megatron and run.row["tokens_per_s_per_gpu"] and run.row["tflops_per_gpu"]:
+            other = read_run(dict(run.row) | {"tokens_per_s_per_gpu": "", "step_s": ""})
+            assert other.step_s == pytest.approx(run.step_s, rel=0.012)
+            compared += 1
+    assert compared >= 20
+
+
+@pytest.mark.parametrize(
+    ("trainer", "stages", "ends"),
+    [("megatron-bridge", 16, (4, 1)), ("megatron-bridge", 32, (1, 0)), ("nemo", 16, (3, 2)), ("nemo", 4, (15, 14))],
+)
+def test_the_last_stage_of_deepseek_v3_has_as_many_layers_as_in_the_recipe(
+    trainer: str, stages: int, ends: tuple[int, int]
+) -> None:
+    row = _row(
+        model_key="deepseek_v3", framework=trainer, tp="1", cp="1", ep="1", gpus="256", dp="", recompute_key="none"
+    )
+    vpp = 4 if stages == 32 else 1
+    run = read_run(row | {"pp": str(stages // vpp), "vpp": str(vpp), "global_batch": "4096", "micro_batch": "1"})
+    sizes = [len(stage) for stage in stage_layers(61, stages, *run.job.layout.less_layers)]
+    assert (sizes[0], sizes[-1]) == ends and set(sizes[1:-1]) == {-(-61 // stages)}
+
+
+def test_recipes_of_the_dgx_cloud_set_what_their_rows_do_not_say() -> None:
+    runs = [run for run in read_runs(RECENT_ROWS)[0] if "DGX Cloud" in run.source and run.family == "moe"]
+    found = {(run.row["model_key"], run.cluster.device.name): run.job for run in runs}
+    assert all(job.expert_capacity for job in found.values())
+    assert found["grok1_314b", "gb200"].layout.cuda_graph and not found["deepseek_v3_671b", "gb200"].layout.cuda_graph
+    assert found["deepseek_v3_671b", "gb200"].layout.checkpointing == "core_attention"
 
 
 def _row(**changes: str) -> dict[str, str]:

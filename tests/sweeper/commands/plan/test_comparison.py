@@ -48,15 +48,15 @@ def test_a_price_of_the_request_replaces_those_of_the_gpus() -> None:
 def test_a_comparison_says_what_its_bands_leave_open() -> None:
     words = ["model=llama3_8b", "hardware=h100,h200,b200", "gpus=8", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
     request = read_request([*words, "train_tokens=1e12"])
-    rows, lines = compare_hardware(replace(request, days=160.0), names := ["h100", "h200", "b200"])
+    rows, lines = compare_hardware(replace(request, days=145.0), names := ["h100", "h200", "b200"])
     days = {row[0]: tuple(map(int, re.findall(r"\d+", row[3]))) for row in rows}
-    assert days["h100"][0] < 160 < days["h100"][2]  # by the middle of the band, not by its end
+    assert days["h100"][0] < 145 < days["h100"][2]  # by the middle of the band, not by its end
     text = "\n".join(lines)
-    late = ", ".join(f"{row[0]} {row[3]}" for row in rows if days[row[0]][2] > 160)
-    assert f"days      160 is met by the middle of the band, not by its slow end: {late}" in text
-    priced = replace(request, max_cost=60000.0, price_per_hour=2.0)
+    late = ", ".join(f"{row[0]} {row[3]}" for row in rows if days[row[0]][2] > 145)
+    assert f"days      145 is met by the middle of the band, not by its slow end: {late}" in text
+    priced = replace(request, max_cost=56000.0, price_per_hour=2.0)
     rows, lines = compare_hardware(priced, names[:1])
-    assert f"max_cost  60000 is met by the middle of the band, not by its slow end: h100 {rows[0][5]}" in lines
+    assert f"max_cost  56000 is met by the middle of the band, not by its slow end: h100 {rows[0][5]}" in lines
     assert "order     open between " in text and "far       b200: far from any measured run" in text
     assert "trainer   this project's own; another one" in text
     text = "\n".join(compare_hardware(replace(request, trainer="megatron", days=900.0), names)[1])
