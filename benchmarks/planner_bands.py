@@ -89,18 +89,18 @@ def _scores(some: Sequence[Residual]) -> list[Residual]:
     ]
 
 
-def half_widths(some: Iterable[Residual]) -> list[float]:
-    """Return the half width of the band at each distance, in percent, for a trainer with the factor 1: never narrower
-    than at a smaller distance."""
+def half_widths(some: Iterable[Residual]) -> list[int]:
+    """Return the half width of the band at each distance, in whole percent as in the planner's table, for a trainer with
+    the factor 1: never narrower than at a smaller distance."""
     by_distance: dict[int, list[Residual]] = defaultdict(list)
     for residual in _scores(list(some)):
         by_distance[residual.distance].append(residual)
-    widths: list[float] = []
+    widths: list[int] = []
     for distance in range(DISTANCES):
         members = by_distance[distance]
         if len({residual.run.source for residual in members}) < FEW_SOURCES:
             members = [residual for nearer in range(distance + 1) for residual in by_distance[nearer]]
-        widths.append(max([_quantile(members), *widths]))
+        widths.append(max([math.ceil(_quantile(members)), *widths]))
     return widths
 
 
@@ -154,5 +154,5 @@ def write_bands(found: Sequence[Residual], families: Iterable[str]) -> None:
             factors = " ".join(f"{name}={factor:.2f}" for name, factor in trainer_factors(theirs).items())
             for distance, width in enumerate(half_widths(theirs)):
                 counts = (len(theirs), len(sources), low, known.gpus, known.tokens, known.parameters)
-                writer.writerow([family, distance, math.ceil(width), *counts, factors, " ".join(sorted(known.pairs))])
+                writer.writerow([family, distance, width, *counts, factors, " ".join(sorted(known.pairs))])
     bands.cache_clear()

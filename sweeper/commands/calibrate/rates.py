@@ -198,11 +198,11 @@ def device_replacements(calibration: Calibration, before: Device | None, rows: S
     headroom = Figure(calibration.power_headroom)
     yield _replace("short over lasting products", before.power_headroom if before else math.nan, "table", headroom)
     for dtype, figure in calibration.grouped_tflops.items():
-        share, products = operations.grouped_share(before.architecture if before else "", dtype), math.nan
-        if before and dtype in calibration.sustained_tflops:
-            products = calibration.sustained_tflops[dtype].value
-        rate = share * products
-        yield _replace(f"grouped products in {dtype}, TFLOP/s", rate, f"{share:g} of the products", figure)
+        products = calibration.sustained_tflops.get(dtype)
+        rate = operations.GROUPED_SHARE * products.value if before and products else math.nan
+        yield _replace(
+            f"grouped products in {dtype}, TFLOP/s", rate, f"{operations.GROUPED_SHARE:g} of the products", figure
+        )
     copied = before.memory_gb_s * COPY_SHARE if before else math.nan
     for name, bandwidth in (("copies", calibration.copy_gb_s), ("AdamW's update", calibration.update_gb_s)):
         if bandwidth:

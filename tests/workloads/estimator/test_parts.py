@@ -141,8 +141,25 @@ def test_parallel_streams_are_saved_sent_and_passed_over() -> None:
     assert passes[1] / passes[0] == pytest.approx(STREAM_PASSES[1] / STREAM_PASSES[0])
 
 
-def test_grouped_products_are_as_fast_as_measured_on_an_h100() -> None:
-    """Forward plus both backward GEMMs of the 16 layers of `grouped_h100.md`."""
+def test_grouped_products_are_as_fast_as_measured_back_to_back_on_an_h200() -> None:
+    errors: dict[str, list[float]] = {"bf16": [], "fp8_rowwise": []}
+    for line in (REPOSITORY / "benchmarks/results/grouped_h200.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if len(cells) != 8 or cells[3] not in errors:
+            continue
+        rows, k, n, experts = map(int, re.findall(r"\d+", cells[2]))
+        placed = setting(replace(job("qwen3_30b_a3b", dp_shard=8, ep=8), precision=cells[3]))
+        placed.cluster = replace(placed.cluster, device=build_cluster("h200", None, 8).device)
+        product = Product("up", rows / experts, n, k, experts, grouped=True)
+        measured_s = product.flops / float(cells[5].replace(",", "")) / 1e12
+        errors[cells[3]].append(product_s(placed, product, placed.precision.dtype) / measured_s - 1)
+    assert [len(some) for some in errors.values()] == [4, 4]
+    for some in errors.values():
+        assert abs(np.mean(some)) < 0.05 and max(np.abs(some)) < 0.1
+
+
+def test_grouped_products_depend_on_sizes_as_measured_on_an_h100() -> None:
+    """Forward plus both backward GEMMs of the 16 layers of `grouped_h100.md`, one by one and so at higher clocks."""
     errors: dict[str, list[float]] = {"bf16": [], "fp8_rowwise": []}
     for line in (REPOSITORY / "benchmarks/results/grouped_h100.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("| ").split("|")]
@@ -157,7 +174,7 @@ def test_grouped_products_are_as_fast_as_measured_on_an_h100() -> None:
             errors[cells[2]].append(3 * product_s(placed, product, placed.precision.dtype) / measured_s - 1)
     assert [len(some) for some in errors.values()] == [16, 16]
     for some in errors.values():
-        assert abs(np.mean(some)) < 0.06 and np.sqrt(np.mean(np.square(some))) < 0.12
+        assert np.std(some) < 0.12
 
 
 def test_an_input_of_several_projections_is_cast_once() -> None:

@@ -49,4 +49,6 @@ def test_unequal_loads_that_the_host_hides_are_explained(batch: int, length: int
     words = ["model=qwen3_30b_a3b", "hardware=b200", "gpus=8", "ep=8", "trainer=megatron"]
     request = read_request([*words, f"global_batch={batch}", f"sequence_length={length}"])
     (line,) = (line for line in tail_lines(answer(request)) if line.startswith("routing"))
-    assert ("the host takes 8 ms to launch a block, longer than the busiest GPU computes up to" in line) == is_explained
+    assert (
+        "the host takes 7.1 ms to launch a block, longer than the busiest GPU computes up to" in line
+    ) == is_explained
