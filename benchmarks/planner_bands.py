@@ -90,8 +90,8 @@ def _scores(some: Sequence[Residual]) -> list[Residual]:
 
 
 def half_widths(some: Iterable[Residual]) -> list[int]:
-    """Return the half width of the band at each distance, in whole percent as in the planner's table, for a trainer with
-    the factor 1: never narrower than at a smaller distance."""
+    """Return the half width of the band at each distance for a trainer with the factor 1, in whole percent as in the
+    planner's table: never narrower than at a smaller distance."""
     by_distance: dict[int, list[Residual]] = defaultdict(list)
     for residual in _scores(list(some)):
         by_distance[residual.distance].append(residual)
