@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_WHOLE = 2**53  # floats represent every integer up to this number
@@ -51,6 +51,12 @@ def format_interval(low: float, high: float) -> str:
 def format_percent(share: float) -> str:
     """Format a fraction as a percentage, without the percent sign. NaN becomes empty."""
     return "" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def name_some(names: Sequence[str], most: int = 5) -> str:
+    """Join at most `most` names and append the number of remaining names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(dict.fromkeys(names[:most])) + more
 
 
 def short_value(value: object) -> str:

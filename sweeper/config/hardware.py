@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from sweeper.common.grouping import group_values
 from sweeper.config.catalogue import UNDIVIDED, catalogue, devices_per_gpu, is_kind, partition_of
 from sweeper.config.schema import Hardware
 from workloads.api.errors import UserInputError
@@ -145,10 +146,7 @@ class Target:
 
     def _count_in_domains(self, ranks: int, host_gib: float) -> int:
         share = self.ranks_per_node(ranks, host_gib)
-        capacities: dict[str, list[int]] = {}
-        for node in self.nodes:
-            if node.gpu_domain:
-                capacities.setdefault(node.gpu_domain, []).append(node.capacity(host_gib))
+        capacities = group_values((node.gpu_domain, node.capacity(host_gib)) for node in self.nodes if node.gpu_domain)
         return sum(count_placements(ranks, domain, share) for domain in capacities.values()) if share < ranks else 0
 
     def _capacities(self, host_gib: float) -> list[int]:

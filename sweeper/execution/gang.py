@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 
+from sweeper.common.grouping import group_values
 from sweeper.common.trials import LEFT, LOST_NODE, Trial, TrialResult, TrialStatus, rank_file_name
 from sweeper.execution.cluster import summarize_ray_error
 from sweeper.execution.ray_internals import LOW_MEMORY
@@ -131,9 +132,7 @@ class Gang:
         """Build each worker's `Rank` for one trial."""
         addresses = [location["address"] for location in self.locations]
         nodes = list(dict.fromkeys(addresses))
-        devices = defaultdict[str, list[str]](list)
-        for location, address in zip(self.locations, addresses, strict=True):
-            devices[address].append(location["gpus"])
+        devices = group_values((location["address"], location["gpus"]) for location in self.locations)
         first_ranks = {address: addresses.index(address) for address in nodes}
         node_ranks = {address: number for number, address in enumerate(nodes)}
         # The size of the groups of consecutive ranks that share a node.

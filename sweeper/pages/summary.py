@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sweeper.common.format import TIE, count, format_duration, format_interval, format_number, format_point
+from sweeper.common.grouping import group_values
 from sweeper.common.trials import WITHOUT_RESULT, TrialRecord, TrialStatus
 from sweeper.pages import per_gpu
 from sweeper.pages import trial_tables as tables
@@ -271,10 +272,7 @@ class Summary:
 
 
 def _group_by_reason(records: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
-    kinds: dict[str, list[TrialRecord]] = {}
-    for record in records:
-        kinds.setdefault(record.kind_of_reason, []).append(record)
-    return sorted(kinds.values(), key=len, reverse=True)
+    return sorted(group_values((record.kind_of_reason, record) for record in records).values(), key=len, reverse=True)
 
 
 def _describe_kinds(heading: str, records: Sequence[TrialRecord]) -> list[str]:

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sweeper.common.format import name_some
+from sweeper.common.grouping import group_values
 from sweeper.config.catalogue import UNDIVIDED, catalogue, check_partition, devices_per_gpu, divide, partition_of
 from sweeper.config.hardware import ASSUMED_GPUS_PER_NODE, PLANNED_ADDRESS, Node, Target, hardware_of, has_hardware
 from sweeper.config.resolution import ResolvedConfig, check_world_size
 from sweeper.config.schema import Hardware
 from workloads.api.errors import UserInputError
-from workloads.api.gpu_setup import GpuProblem
 
 SHOWN_NODES = 3  # the number of nodes to list for the same problem
 
@@ -74,15 +75,8 @@ def _unusable(hardware: str, problems: list[str]) -> UserInputError:
 
 def describe_problems(nodes: Sequence[Node]) -> list[str]:
     """Return a line for each problem with the nodes' GPUs, with the affected nodes and the remedy."""
-    places: dict[GpuProblem, list[str]] = {}
-    for node in nodes:
-        for problem in node.gpu_problems:
-            places.setdefault(problem, []).append(node.label)
-    lines = []
-    for problem, labels in places.items():
-        more = f" and {len(labels) - SHOWN_NODES} more" if len(labels) > SHOWN_NODES else ""
-        lines.append(f"{', '.join(labels[:SHOWN_NODES])}{more}: {problem}")
-    return lines
+    places = group_values((problem, node.label) for node in nodes for problem in node.gpu_problems)
+    return [f"{name_some(labels, SHOWN_NODES)}: {problem}" for problem, labels in places.items()]
 
 
 def select_target(hardware: Hardware, nodes: Sequence[Node], gpus: int) -> Target:

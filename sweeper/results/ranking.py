@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from sweeper.common.grouping import group_values
 from sweeper.metrics.criteria import Objective
 from sweeper.metrics.derivation import first_known
 from sweeper.metrics.intervals import Interval
@@ -239,9 +240,8 @@ def split_by_work(trials: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
 
     An incomplete trial may record only part of the work. Such a trial is included in every kind of work that it may
     belong to."""
-    rows_by_work: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for position, row in enumerate(trials.to_dict("records")):
-        rows_by_work.setdefault(tuple(read_work(row).items()), []).append(position)
+    numbered = enumerate(trials.to_dict("records"))
+    rows_by_work = group_values((tuple(read_work(row).items()), position) for position, row in numbered)
     complete = set(select_complete(trials).index)
     kinds = [dict(work) for work, rows in rows_by_work.items() if complete & set(trials.index[rows])]
     for kind in kinds:

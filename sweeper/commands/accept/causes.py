@@ -10,6 +10,7 @@ from typing import Any
 from sweeper.commands.accept.experiments import END_OVER_START, EQUAL_CLOCK
 from sweeper.commands.accept.judge import Judgement, Verdict
 from sweeper.commands.doctor.checks import check_gpu, check_load, check_node, remedies_of
+from sweeper.common.grouping import group_values
 from sweeper.common.trials import TrialStatus
 from workloads.api.gpus import TAINTING_SLOWDOWNS
 
@@ -35,9 +36,8 @@ class Evidence:
 def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
     """Add likely causes to failed and inconclusive judgements. `states` maps node names to node states."""
     slow_partners, partners = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
-    beside = defaultdict[str, list[Mapping[str, Any]]](list)
+    beside = group_values((judgement.reading.test, judgement.reading.beside) for judgement in judgements)
     for judgement in judgements:
-        beside[judgement.reading.test].append(judgement.reading.beside)
         for node in judgement.reading.nodes if judgement.reading.scope == "link" else ():
             others = {*judgement.reading.nodes} - {node}
             partners[node] |= others

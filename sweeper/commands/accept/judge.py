@@ -9,10 +9,10 @@ from statistics import median
 
 from sweeper.commands.accept.experiments import EQUAL_CLOCK, Reading, spread_of
 from sweeper.commands.doctor.checks import Finding
-from sweeper.common.format import count, decimals_apart, format_number
+from sweeper.common.format import count, decimals_apart, format_number, name_some
+from sweeper.common.grouping import group_values
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
 
-SHOWN_PARTS = 5
 MEDIAN = ", median of the node"  # suffix of tests that report the median result of a node's devices
 
 
@@ -48,10 +48,7 @@ def judge(
         baseline: an accepted run's rates by test and part.
     """
     readings = [*readings, *node_medians(readings), *at_equal_clock(readings)]
-    by_test = defaultdict[str, list[Reading]](list)
-    for reading in readings:
-        if not reading.problem:
-            by_test[reading.test].append(reading)
+    by_test = group_values((reading.test, reading) for reading in readings if not reading.problem)
     keys = [(reading.test, reading.part) for own in by_test.values() for reading in own]
     comparisons = sum(len(own) for own in by_test.values() if len(own) > 1)
     comparisons += sum((key in expected) + (key in baseline) for key in keys)
@@ -91,12 +88,9 @@ def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
 
 def at_equal_clock(readings: Iterable[Reading]) -> Iterator[Reading]:
     """Yield sustained GEMM rates scaled to the median clock, because clocks vary by chip. Skip tests without clocks."""
-    by_test = defaultdict[str, list[Reading]](list)
-    for reading in readings:
-        # A burst is too short for more than a few clock readings.
-        if reading.unit == "TFLOP/s" and reading.test.endswith("sustained") and not reading.problem:
-            by_test[reading.test].append(reading)
-    for test, own in by_test.items():
+    # A burst is too short for more than a few clock readings.
+    gemms = (r for r in readings if r.unit == "TFLOP/s" and r.test.endswith("sustained") and not r.problem)
+    for test, own in group_values((reading.test, reading) for reading in gemms).items():
         clocks_mhz = [float(reading.beside.get("sm_clock_mhz") or 0.0) for reading in own]
         if len(own) > 1 and all(clocks_mhz):
             for reading, clock_mhz in zip(own, clocks_mhz, strict=True):
@@ -176,9 +170,3 @@ def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) 
 def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:
     """Return the parts that have this verdict in any test, in the order of the tests."""
     return list(dict.fromkeys(j.reading.part for j in judgements if j.verdict is verdict))
-
-
-def name_some(names: Sequence[str]) -> str:
-    """Join the first few names and append the number of remaining names."""
-    more = f" and {len(names) - SHOWN_PARTS} more" if len(names) > SHOWN_PARTS else ""
-    return ", ".join(dict.fromkeys(names[:SHOWN_PARTS])) + more

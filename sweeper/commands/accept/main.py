@@ -26,7 +26,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -44,10 +43,11 @@ from sweeper.cli.exits import COMPLETE, INTERRUPTED, NO_VERDICT, SOME_FAILED, St
 from sweeper.commands.accept import record as records
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments
-from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, name_some, overall_verdict
+from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_load, check_nodes
-from sweeper.common.format import count
+from sweeper.common.format import count, name_some
+from sweeper.common.grouping import group_values
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import ray_environment
 from sweeper.preflight.devices import describe_inventory
@@ -257,10 +257,9 @@ def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
     """Record the acceptance and its files as an MLflow run. Return a line that reports the outcome."""
     shown = ("verdict", "sentence", "hardware", "model", "profile", "sweeper", records.HASH)
     tags = {name: str(record[name]) for name in shown}
-    values = defaultdict[str, list[float]](list)
-    for row in (row for row in record["results"] if row["value"]):
-        values[re.sub(r"[^\w\-. :/]", "", f"{row['test']} {row['unit']}").strip()].append(row["value"])
-    metrics = {name: median(own) for name, own in values.items()}
+    measured = [row for row in record["results"] if row["value"]]
+    values = group_values((f"{row['test']} {row['unit']}", row["value"]) for row in measured)
+    metrics = {re.sub(r"[^\w\-. :/]", "", name).strip(): median(own) for name, own in values.items()}
     metrics["failed"] = float(sum(row["verdict"] == Verdict.FAIL for row in record["results"]))
     try:
         from sweeper.commands.ingest.write import write_run  # MLflow takes seconds to import

@@ -14,9 +14,10 @@ from typing import Any
 
 import sweeper
 from sweeper.commands.accept.experiments import Reading, spread_of
-from sweeper.commands.accept.judge import Judgement, name_some
+from sweeper.commands.accept.judge import Judgement
 from sweeper.commands.doctor.checks import Finding
 from sweeper.common.files import write_whole
+from sweeper.common.format import name_some
 from sweeper.config.hardware import Target
 from sweeper.metrics.intervals import Interval, ratio_interval
 from sweeper.metrics.outliers import set_limit

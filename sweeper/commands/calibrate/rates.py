@@ -9,6 +9,7 @@ from dataclasses import replace
 from rich.table import Table
 
 from sweeper.common.format import format_number
+from sweeper.common.grouping import group_values
 from sweeper.pages.terminal import draw, terminal_width
 from sweeper.preflight.calibration import Calibration, Figure
 from workloads.api.recipes import RECIPES
@@ -135,10 +136,7 @@ def describe_conditions(rows: Sequence[Row]) -> str:
 
 
 def _group(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row[name], []).append(row)
-    return groups
+    return group_values((row[name], row) for row in rows)
 
 
 def list_gathers(rows: Iterable[Row], ranks: int) -> list[Row]:

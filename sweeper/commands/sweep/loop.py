@@ -13,7 +13,7 @@ from sweeper.commands.sweep.closing import FinishedRun
 from sweeper.commands.sweep.opening import open_sweep
 from sweeper.commands.sweep.rounds import choose_again
 from sweeper.common.clock import PhaseClock
-from sweeper.common.format import one_line
+from sweeper.common.format import name_some, one_line
 from sweeper.common.trials import LEFT, Remeasurement, Trial, TrialRecord, TrialResult, TrialStatus, run_name
 from sweeper.config.environment import is_variable
 from sweeper.execution import cluster, gang_pool, head
@@ -183,9 +183,8 @@ class Sweep:
             self._finals.extend(again := self._pending_finals())
             self._finals_planned += len(again)
         if disturbed:
-            numbers = ", ".join(str(record.number) for record in disturbed[:SHOWN_DISTURBED])
-            more = f" and {len(disturbed) - SHOWN_DISTURBED} more" if len(disturbed) > SHOWN_DISTURBED else ""
-            self._display.note(f"again    trials {numbers}{more}, which other processes disturbed")
+            numbers = name_some([str(record.number) for record in disturbed], SHOWN_DISTURBED)
+            self._display.note(f"again    trials {numbers}, which other processes disturbed")
         return bool(disturbed)
 
     def _begin_stopping(self) -> float:

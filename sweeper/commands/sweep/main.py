@@ -16,6 +16,7 @@ from sweeper.cli.help_page import describe_versions, render_help
 from sweeper.cli.multirun import SweepQueue, run_queues
 from sweeper.commands.sweep.free_cores import CoreWatch, plan_on_free_cores
 from sweeper.common.format import short_value
+from sweeper.common.grouping import group_values
 from sweeper.config.hardware import Node
 from workloads.api.errors import UserInputError, describe_os_error
 
@@ -46,9 +47,7 @@ def run(words: list[str], program: list[str]) -> int:
         sweep.resolve()
     # Each sweep runs in its own process. On a cluster, each kind of hardware has its own queue.
     on_cluster = all(sweep.config.cluster.address and not sweep.config.plan for sweep in sweeps)
-    lines: dict[str, list[list[str]]] = {}
-    for sweep in sweeps:
-        lines.setdefault(str(sweep.config.hardware.name) if on_cluster else "", []).append(sweep.command_line)
+    lines = group_values((str(s.config.hardware.name) if on_cluster else "", s.command_line) for s in sweeps)
     return run_queues([SweepQueue(kind if len(lines) > 1 else "", queue) for kind, queue in lines.items()])
 
 
