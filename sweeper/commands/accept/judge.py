@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
+from typing import TypeVar
 
 from sweeper.commands.accept.experiments import EQUAL_CLOCK, Reading, spread_of
 from sweeper.commands.doctor.checks import Finding
@@ -13,6 +14,7 @@ from sweeper.common.format import count, decimals_apart, format_number, name_som
 from sweeper.common.grouping import group_values
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
 
+Text = TypeVar("Text")
 MEDIAN = ", median of the node"  # suffix of tests that report the median result of a node's devices
 
 
@@ -170,3 +172,10 @@ def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) 
 def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:
     """Return the parts that have this verdict in any test, in the order of the tests."""
     return list(dict.fromkeys(j.reading.part for j in judgements if j.verdict is verdict))
+
+
+def merge_equal(rows: Iterable[tuple[str, str, Text]]) -> Iterator[tuple[Sequence[str], Sequence[str], Text]]:
+    """Merge rows of a part, a test and a text: the tests of a part with equal texts, then parts with equal tests."""
+    tests_of = group_values(((part, text), test) for part, test, text in rows)
+    parts_of = group_values(((tuple(tests), text), part) for (part, text), tests in tests_of.items())
+    yield from ((parts, tests, text) for (tests, text), parts in parts_of.items())

@@ -43,7 +43,7 @@ from sweeper.cli.exits import COMPLETE, INTERRUPTED, NO_VERDICT, SOME_FAILED, St
 from sweeper.commands.accept import record as records
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments
-from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, overall_verdict
+from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, merge_equal, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_load, check_nodes
 from sweeper.common.format import count, name_some
@@ -279,23 +279,22 @@ def verify(request: VerifyRequest) -> int:
 
 
 def compare(request: CompareRequest) -> int:
-    """Print the later run's slower, unsure and missing results. Return 1 if any is slower, else 3 if there are any."""
+    """Print slower, inconclusive and missing results. Return 1 if any is slower, else 3 if there are any."""
     before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
     changes = records.compare_records(before, after)
-    slower = [change for change in changes if change.is_slower]
-    is_open = [change for change in changes if change.is_beyond and not change.is_slower]
-    for change in (*slower, *is_open):
-        print(f"{'!' if change.is_slower else '? inconclusive:'} {change}")
-    compared = {(change.test, change.part) for change in changes}
-    missing = [row for row in before["results"] if row["value"] and (row["test"], row["part"]) not in compared]
-    for test in dict.fromkeys(row["test"] for row in missing):
-        parts = name_some([row["part"] for row in missing if row["test"] == test])
-        print(f"- {test}: only in {request.first}: {parts}")
-    for test in dict.fromkeys(change.test for change in changes):
-        own = [change.ratio.value for change in changes if change.test == test]
-        print(f"{test}: {count(len(own), 'part')}, median {median(own) - 1:+.1%}, lowest {min(own) - 1:+.1%}")
-    print(f"{count(len(slower), 'result')} of {len(changes)} slower than on {before['date']}")
-    return SOME_FAILED if slower else NO_VERDICT if is_open or missing or not changes else COMPLETE
+    slower, unsure = ([c for c in changes if c.verdict is kind] for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
+    for change in (*slower, *unsure):
+        print(f"{'!' if change in slower else '? inconclusive:'} {change}")
+    missing = records.find_missing({request.first: before, request.second: after})
+    for parts, tests, reason in merge_equal(missing):
+        print(f"- {name_some(parts)}: {name_some(tests)}: {reason}")
+    for test, own in group_values((change.test, change) for change in changes).items():
+        middle, lowest = median(change.ratio.value for change in own) - 1, own[0]
+        shown = f"median {middle:+.1%}, lowest {lowest.ratio.change}, slower below {lowest.least - 1:+.1%}"
+        print(f"{test}: {count(len(own), 'part')}, {shown}")
+    left_out = f", {len(missing)} not compared" if missing else ""
+    print(f"{count(len(slower), 'result')} of {len(changes)} slower than on {before['date']}{left_out}")
+    return SOME_FAILED if slower else NO_VERDICT if unsure or missing or not changes else COMPLETE
 
 
 COMMAND = Subcommand(

@@ -14,7 +14,7 @@ from typing import Any
 
 import sweeper
 from sweeper.commands.accept.experiments import Reading, spread_of
-from sweeper.commands.accept.judge import Judgement
+from sweeper.commands.accept.judge import Judgement, Verdict
 from sweeper.commands.doctor.checks import Finding
 from sweeper.common.files import write_whole
 from sweeper.common.format import name_some
@@ -159,15 +159,16 @@ class Change:
     test: str
     part: str
     ratio: Interval
-    is_beyond: bool  # slower than the limit
+    least: float  # the smallest ratio that is within the limit
 
     @property
-    def is_slower(self) -> bool:
-        """Return whether the result is beyond the limit, and its interval, if there is one, excludes no change."""
-        return self.is_beyond and not (self.ratio.has_interval and self.ratio.high >= 1)
+    def verdict(self) -> Verdict:
+        """Return pass within the limit, else fail, or inconclusive if the ratio's interval includes 1."""
+        is_open = self.ratio.high >= 1  # not without an interval
+        return Verdict.PASS if self.ratio.value >= self.least else Verdict.INCONCLUSIVE if is_open else Verdict.FAIL
 
     def __str__(self) -> str:
-        return f"{self.part}: {self.test}: {self.ratio.change}"
+        return f"{self.part}: {self.test}: {self.ratio.change}, the limit is {self.least - 1:+.1%}"
 
 
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
@@ -183,7 +184,13 @@ def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
         spread = spread_of(before["kind"], new["test"])
         limit = set_limit("the earlier run", old["value"], math.sqrt(2) * spread.run, spread.worth, len(pairs))
         first, second = (Interval(*(row[name] or math.nan for name in ("value", "low", "high"))) for row in (old, new))
-        has_both = first.has_interval and second.has_interval
-        ratio = ratio_interval(second, first) if has_both else Interval(second.value / first.value)
-        changes.append(Change(new["test"], new["part"], ratio, new["value"] < limit.lowest))
+        changes.append(Change(new["test"], new["part"], ratio_interval(second, first), limit.lowest / limit.expected))
     return sorted(changes, key=lambda change: change.ratio.value)
+
+
+def find_missing(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Return a part, a test and a text for each result that some of the named records lack."""
+    keys = {name: [(row["part"], row["test"]) for row in r["results"] if row["value"]] for name, r in records.items()}
+    tried = dict.fromkeys((row["part"], row["test"]) for record in records.values() for row in record["results"])
+    lacking = ((key, [name for name, measured in keys.items() if key not in measured]) for key in tried)
+    return [(*key, f"no result in {' and in '.join(names)}") for key, names in lacking if names]

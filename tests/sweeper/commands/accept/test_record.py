@@ -137,13 +137,17 @@ def test_a_later_run_is_compared_part_by_part(record: dict[str, Any]) -> None:
     later = json.loads(json.dumps(record))
     later["results"][0] |= {"value": 600.0, "low": 595.0, "high": 605.0}
     slower = records.compare_records(record, later)
-    assert [change.is_slower for change in slower] == [True, False] and "-14.3% (no interval)" in str(slower[0])
+    assert [change.verdict for change in slower] == ["fail", "pass"] and "-14.3% (no interval)" in str(slower[0])
+    later["results"][0] |= {"value": 700.0 * (slower[0].least - 1e-6)}
+    assert records.compare_records(record, later)[0].verdict is Verdict.FAIL and slower[0].least == pytest.approx(0.98)
+    later["results"][0] |= {"value": 700.0 * (slower[0].least + 1e-6)}
+    assert records.compare_records(record, later)[0].verdict is Verdict.PASS
+    later["results"][0] |= {"value": 600.0}
     record["results"][0] |= {"low": 695.0, "high": 705.0}
     certain = records.compare_records(record, later)[0]
-    assert "(95% -15.2% to -13.3%)" in str(certain) and certain.is_slower
+    assert "(95% -15.2% to -13.3%)" in str(certain) and certain.verdict is Verdict.FAIL
     later["results"][0] |= {"low": 450.0, "high": 750.0}
-    unsure = records.compare_records(record, later)[0]
-    assert unsure.is_beyond and not unsure.is_slower
+    assert records.compare_records(record, later)[0].verdict is Verdict.INCONCLUSIVE
 
 
 def seal(path: Path, record: dict[str, Any]) -> str:
@@ -174,9 +178,16 @@ def test_a_comparison_has_no_verdict_where_a_result_is_missing_and_fails_where_o
             main.CompareRequest(first=before, second=seal(tmp_path / "after", record | {"results": results}))
         )
 
-    assert compare_with(first, second, lost) == 0
-    assert compare_with(first) == compare_with(first, second | {"value": None}) == 3
-    assert f"- {TEST}: only in {before}: n GPU 1" in capsys.readouterr().out
+    both = f"{before} and in {tmp_path / 'after'}"
+    assert compare_with(first, second, lost) == 3 and f"- m: {TEST}: no result in {both}\n" in capsys.readouterr().out
+    lost["value"] = 700.0
+    before = seal(tmp_path / "before.json", record)
+    assert compare_with(first, second, lost) == 0 and "not compared" not in capsys.readouterr().out
+    assert compare_with(first, lost) == compare_with(first, second | {"value": None}, lost) == 3
+    assert capsys.readouterr().out.count(f"- n GPU 1: {TEST}: no result in {tmp_path / 'after'}\n") == 2
+    assert compare_with(first, second, lost, lost | {"part": "new"}) == 3
+    shown = capsys.readouterr().out
+    assert f"- new: {TEST}: no result in {before}\n" in shown and shown.endswith(f"{record['date']}, 1 not compared\n")
     assert compare_with(first | {"value": 300.0}) == 1 and compare_with(first | {"part": "pod"}) == 3
     noisy = {"value": 600.0, "low": 450.0, "high": 750.0}
     before = seal(tmp_path / "wide.json", record | {"results": [first | {"low": 690.0, "high": 710.0}, second, lost]})
