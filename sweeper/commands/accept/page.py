@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
 from sweeper.commands.accept.experiments import spread_of
 from sweeper.commands.accept.judge import finding_verdict
+from sweeper.commands.doctor.checks import list_differences
 from sweeper.common.format import decimals_apart, one_line, round_to_band
 from sweeper.pages import junit
 from sweeper.pages.html_page import Chart, Table, build_page, drop_empty
@@ -69,16 +70,6 @@ def summarize_tests(record: Record) -> Iterator[list[str]]:
         beside = [[row["beside"][name] for row in measured if name in row["beside"]] for name in BESIDE]
         shown = [f"{median(read):,.0f}" if read else "" for read in beside]
         yield [test, str(len(measured)), measured[0]["unit"], *rates, found, *shown]
-
-
-def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[str]]:
-    """Yield the properties that differ between nodes: name, most common value, and the nodes with other values."""
-    for name in dict.fromkeys(name for values in nodes.values() for name in values):
-        counts = Counter(values.get(name, "none") for values in nodes.values())
-        common = counts.most_common(1)[0][0]
-        others = [f"{node} {values.get(name, 'none')}" for node, values in nodes.items() if values.get(name) != common]
-        if others:
-            yield [name, common, ", ".join(others)]
 
 
 def build_html(record: Record) -> str:

@@ -4,6 +4,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ COUNTERS = {
 }
 # A load average per core above this value shows that other processes use a node's cores.
 BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4  # for nodes with GPUs, and for nodes without
+INVENTORY = "the GPU inventory"
 REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # by GPU vendor
 
 
@@ -45,13 +47,22 @@ def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     for state in node_states:
         yield from check_node(str(state["node"]), state)
         yield from check_counters(str(state["node"]), state)
-    for package in sorted({package for state in node_states for package in state["versions"]}):
-        versions = {str(state["node"]): state["versions"].get(package, "") for state in node_states}
-        yield from _check_equal(package, versions)
+    versions = {str(state["node"]): state["versions"] for state in node_states}
     gpus_of = {str(state["node"]): state["gpus"] for state in node_states if state["gpus"]}
-    yield from _check_equal("the driver", {node: gpus[0].get("driver", "") for node, gpus in gpus_of.items()})
-    models = {node: f"{len(gpus)} x {gpus[0]['name']}" for node, gpus in gpus_of.items()}
-    yield from _check_equal("the GPU inventory", models, affects_results=False)
+    drivers = {node: {"the driver": gpus[0].get("driver", "")} for node, gpus in gpus_of.items()}
+    models = {node: {INVENTORY: f"{len(gpus)} x {gpus[0]['name']}"} for node, gpus in gpus_of.items()}
+    for name, common, others in chain(*map(list_differences, (versions, drivers, models))):
+        problem = f"{name} is {common} on most nodes, but {others}"
+        yield Finding("nodes", problem, "make them equal", affects_results=name != INVENTORY)
+
+
+def list_differences(nodes: Mapping[str, Mapping[str, str]]) -> Iterator[list[str]]:
+    """Yield the properties that differ between nodes: name, most common value, and the nodes with other values."""
+    for name in dict.fromkeys(name for values in nodes.values() for name in values):
+        value_of = {node: values.get(name) or "none" for node, values in nodes.items()}
+        common = Counter(value_of.values()).most_common(1)[0][0]
+        if others := [f"{node} {value}" for node, value in value_of.items() if value != common]:
+            yield [name, common, ", ".join(others)]
 
 
 def check_gpu_setup(nodes: Sequence[Node]) -> Iterator[Finding]:
@@ -192,16 +203,6 @@ def _check_amd(node: str, kernel: Mapping[str, Any], gpus: Sequence[Mapping[str,
             "amd-smi set --gpu all --compute-partition SPX, then --memory-partition NPS1, as root on idle GPUs, "
             "unless the partitions are intended",
         )
-
-
-def _check_equal(name: str, value_by_node: Mapping[str, str], *, affects_results: bool = True) -> Iterator[Finding]:
-    counts = Counter(value_by_node.values())
-    if len(counts) < 2:
-        return
-    common = counts.most_common(1)[0][0]
-    outliers = ", ".join(f"{node} {value or 'none'}" for node, value in value_by_node.items() if value != common)
-    problem = f"{name} is {common or 'none'} on most nodes, but {outliers}"
-    yield Finding("nodes", problem, "make them equal", affects_results)
 
 
 def check_store(uri: str | None) -> Iterator[Finding]:
