@@ -156,17 +156,18 @@ def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterab
     return f"{verdict.value.upper()}: {'; '.join(reasons) or none}, in {count(tests, 'test')} of {count(parts, 'part')}"
 
 
-def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield one entry per problem: findings, then failed tests, then inconclusive tests, with reasons and causes."""
-    for finding in findings:
-        yield f"{'!' if finding.affects_results else '-'} {finding.location}: {finding.problem}\n  {finding.remedy}"
+def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> list[str]:
+    """Return one entry per problem, failures first. Tests and parts with the same reason and cause share an entry."""
+    entries = [("!" if f.affects_results else "-", f"{f.location}: {f.problem}\n  {f.remedy}") for f in findings]
     for sign, verdict in (("!", Verdict.FAIL), ("-", Verdict.INCONCLUSIVE)):
-        for judgement in judgements:
-            if judgement.verdict is verdict:
-                reading = judgement.reading
-                value = "" if reading.problem else f" {format_number(reading.value)} {reading.unit},"
-                cause = f"\n  {judgement.cause}" if judgement.cause else ""
-                yield f"{sign} {reading.part}: {reading.test}:{value} {judgement.reason}{cause}"
+        rows = [(j.reading.part, j.reading.test, _explain(j)) for j in judgements if j.verdict is verdict]
+        entries += [(sign, f"{name_some(parts)}: {name_some(tests)}:{why}") for parts, tests, why in merge_equal(rows)]
+    return [f"{sign} {text}" for sign, text in sorted(entries, key=lambda entry: entry[0])]  # "!" sorts before "-"
+
+
+def _explain(judgement: Judgement) -> str:
+    value = "" if (r := judgement.reading).problem else f" {format_number(r.value)} {r.unit},"
+    return f"{value} {judgement.reason}" + (f"\n  {judgement.cause}" if judgement.cause else "")
 
 
 def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:

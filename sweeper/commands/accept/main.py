@@ -48,6 +48,7 @@ from sweeper.commands.accept.page import build_html, build_junit, build_markdown
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_load, check_nodes
 from sweeper.common.format import count, name_some
 from sweeper.common.grouping import group_values
+from sweeper.common.trials import TrialStatus
 from sweeper.config.hardware import Node, Target
 from sweeper.execution import ray_environment
 from sweeper.preflight.devices import describe_inventory
@@ -169,7 +170,8 @@ def run_to_end(run: Run, phases: Sequence[Sequence[Any]], deadline_s: float) -> 
                 new = list(measure.read_result(job, experiment, result))
                 run.readings += new
                 run.journal.add(new)
-                for line in measure.summarize(job.place, new):
+                # The list of problems names the tests that were not run.
+                for line in measure.summarize(job.place, new) if result.status is not TrialStatus.CANCELLED else ():
                     run.tell(line)
 
     with head.on_head_lost(lambda _: lost_head.set()):

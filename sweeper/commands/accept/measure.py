@@ -15,6 +15,7 @@ from typing import Any
 from sweeper.commands.accept.expected import choose_parameters
 from sweeper.commands.accept.experiments import END_OVER_START, Experiment, Reading, Scope, name_place
 from sweeper.common.format import format_number
+from sweeper.common.grouping import group_values
 from sweeper.common.trials import LOST_NODE, Trial, TrialResult, TrialStatus
 from sweeper.config.hardware import Target
 from sweeper.execution.cluster import ClusterError
@@ -268,9 +269,10 @@ def _beside(metric: str, measurements: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def summarize(title: str, readings: Sequence[Reading]) -> Iterator[str]:
-    """Yield a line for each test: the rates of the slowest and the fastest part, or the reason why there is no rate."""
-    for test in dict.fromkeys(reading.test for reading in readings):
-        own = [reading for reading in readings if reading.test == test]
+    """Yield the rates of each test's slowest and fastest part, or the tests that have the same reason for no rate."""
+    shown = list[tuple[str, str]]()
+    for test, own in group_values((reading.test, reading) for reading in readings).items():
         ends = sorted({min(reading.value for reading in own), max(reading.value for reading in own)})
         rates = f"{' to '.join(map(format_number, ends))} {own[0].unit}"
-        yield f"{title}: {test}: {next((reading.problem for reading in own if reading.problem), rates)}"
+        shown.append((next((reading.problem for reading in own if reading.problem), rates), test))
+    yield from (f"{title}: {', '.join(tests)}: {text}" for text, tests in group_values(shown).items())

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from sweeper.commands.accept.experiments import spread_of
-from sweeper.commands.accept.judge import finding_verdict
+from sweeper.commands.accept.judge import finding_verdict, merge_equal
 from sweeper.commands.doctor.checks import list_differences
 from sweeper.common.format import decimals_apart, one_line, round_to_band
 from sweeper.pages import junit
@@ -33,10 +33,12 @@ def sort_results(record: Record) -> list[dict[str, Any]]:
 
 def list_problem_tables(record: Record) -> list[Table]:
     """Return the non-empty tables: failed or inconclusive tests, `doctor` findings, and nodes that differ."""
-    urgent = [row for row in sort_results(record) if row["verdict"] in ORDER[:2]]
+    urgent = (_build_row(record["kind"], row) for row in sort_results(record) if row["verdict"] in ORDER[:2])
+    merged = merge_equal((part, test, (verdict, *rest)) for verdict, part, test, *rest in urgent)
+    rows = [[verdict, ", ".join(parts), ", ".join(tests), *rest] for parts, tests, (verdict, *rest) in merged]
     findings = [[finding[name] for name in ("location", "problem", "remedy")] for finding in record["findings"]]
     tables = [
-        Table("Failed and open", *drop_empty(HEADING, [_build_row(record["kind"], row) for row in urgent])),
+        Table("Failed and open", *drop_empty(HEADING, rows)),
         Table("Problems of nodes and GPUs", ["place", "problem", "remedy"], findings),
         Table("Nodes that differ", ["property", "most nodes", "others"], list(list_differences(record["nodes"]))),
     ]

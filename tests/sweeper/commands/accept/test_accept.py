@@ -102,6 +102,17 @@ def test_a_test_is_left_out_only_where_no_part_supports_it_and_not_for_lack_of_m
     assert overall_verdict(judge(left, "gpu", {}, {}), []) is Verdict.INCONCLUSIVE
 
 
+def test_tests_without_a_rate_share_a_line_if_their_reason_is_the_same() -> None:
+    late, done = read([], TrialStatus.TIMED_OUT, "x"), [replace(r, value=7.0) for r in read([], TrialStatus.COMPLETE)]
+    names = "bf16 products burst, bf16 products sustained"
+    assert list(measure.summarize("n", late)) == [f"n: {names}: timed_out: x"]
+    burst, *_ = (replace(reading, problem="") for reading in done)
+    assert list(measure.summarize("n", [burst, late[-1]])) == [
+        "n: bf16 products burst: 7 TFLOP/s",
+        "n: bf16 products sustained: timed_out: x",
+    ]
+
+
 def test_one_gpu_out_of_memory_leaves_the_results_of_the_others() -> None:
     full, works = "infeasible: out of memory: x", Measurement({}, (1.0, 1.0), flops_per_step=6e14)
     readings = read([], TrialStatus.INFEASIBLE, "out of memory: x", of_ranks={0: full, 1: works})

@@ -51,6 +51,14 @@ def test_the_pages_begin_with_what_failed_and_name_the_nodes_that_differ(record:
     assert "<h2>Nodes and CPUs" in page and "GPU 0" not in page and '"CPU"' in page
 
 
+def test_the_page_merges_rows_that_differ_in_the_test_alone_and_junit_keeps_them(record: dict[str, Any]) -> None:
+    *_, lost = record["results"]
+    rows = [lost | {"test": f"test {n}"} for n in range(8)]
+    markdown, junit = build_markdown(record | {"results": rows}), build_junit(record | {"results": rows})
+    assert markdown.count("not measured: lost") == 1 and ", ".join(row["test"] for row in rows) in markdown
+    assert junit.count('message="not measured: lost"') == 8
+
+
 def test_a_rate_is_shown_with_the_digits_in_which_runs_agree(record: dict[str, Any]) -> None:
     (first, second, _), long = record["results"], 93400.28266811225
     training = first | {"test": "node training", "unit": "tokens/s", "value": long, "limit": None}

@@ -12,7 +12,7 @@ from sweeper.commands.accept import main, measure
 from sweeper.commands.accept.causes import UNKNOWN, add_causes
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Reading, read_experiments
-from sweeper.commands.accept.judge import Verdict, describe, judge, overall_verdict
+from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, overall_verdict
 from sweeper.commands.doctor.checks import Finding
 from sweeper.common.trials import TrialResult, TrialStatus
 from tests.support.acceptance import TEST, gpus, readings, verdicts
@@ -49,6 +49,21 @@ def test_the_sentence_names_what_failed_and_what_is_open() -> None:
         f"INCONCLUSIVE: {first}, "
     )
     assert describe(Verdict.INCONCLUSIVE, [], []) == "INCONCLUSIVE: nothing was measured, in 0 tests of 0 parts"
+
+
+def test_failures_come_first_and_tests_and_parts_with_the_same_reason_share_an_entry() -> None:
+    names = [f"test {n}" for n in range(8)]
+    late = [Reading(name, "device", f"m GPU {n}", ("m",), "", problem="no time") for n in (0, 1) for name in names]
+    other = Reading(names[0], "device", "m GPU 2", ("m",), "", problem="no time")
+    shown = list_problems(judge([*late, other, *readings(600, 700)], "gpu", {}, {}), [Finding("m", "p", "r", False)])
+    first, *others = shown
+    assert first.startswith(f"! n GPU 0: {TEST}: 600 TFLOP/s, 85.7% of the others, passes from ")
+    some = "test 0, test 1, test 2, test 3, test 4 and 3 more"
+    assert others == [
+        "- m: p\n  r",
+        f"- m GPU 0, m GPU 1: {some}: not measured: no time",
+        "- m GPU 2: test 0: not measured: no time",
+    ]
 
 
 def test_a_problem_of_a_gpu_fails_the_whole_and_one_of_a_node_leaves_it_open() -> None:
