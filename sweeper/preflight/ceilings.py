@@ -101,9 +101,6 @@ def keep(folder: Path, ceilings: Iterable[MatmulCeiling]) -> None:
 def achieved_tflops(ceilings: Sequence[MatmulCeiling], device: str) -> dict[str, float]:
     """Return the highest median rates on this device model in TFLOP/s per device, by the matrix units' dtype.
     Cold-cache medians take precedence because training reads its operands from memory. Warm-cache medians fill gaps."""
-    achieved: dict[str, float] = {}
-    for statistic in ("median_warm", "median_cold"):
-        known = [ceiling for ceiling in ceilings if ceiling.device == device and ceiling.statistic == statistic]
-        for matrix_dtype in {ceiling.matrix_dtype for ceiling in known}:
-            achieved[matrix_dtype] = max(c.tflops for c in known if c.matrix_dtype == matrix_dtype)
-    return achieved
+    medians = [c for c in ceilings if c.device == device and c.statistic in ("median_warm", "median_cold")]
+    medians.sort(key=lambda ceiling: (ceiling.statistic == "median_cold", ceiling.tflops))
+    return {ceiling.matrix_dtype: ceiling.tflops for ceiling in medians}  # the last one of each dtype counts

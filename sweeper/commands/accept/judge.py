@@ -76,11 +76,9 @@ def judge(
 
 def node_medians(readings: Iterable[Reading]) -> Iterator[Reading]:
     """If several nodes have several devices, yield each node's median device rate, to find generally slow nodes."""
-    groups = defaultdict[str, dict[tuple[str, ...], list[Reading]]](lambda: defaultdict(list))
-    for reading in readings:
-        if reading.scope == "device" and not reading.problem:
-            groups[reading.test][reading.nodes].append(reading)
-    for test, by_node in groups.items():
+    measured = (reading for reading in readings if reading.scope == "device" and not reading.problem)
+    for test, of_test in group_values((reading.test, reading) for reading in measured).items():
+        by_node = group_values((reading.nodes, reading) for reading in of_test)
         most = max(len(own) for own in by_node.values())
         for nodes, own in by_node.items():
             if len(by_node) > 1 and len(own) == most > 1:
