@@ -106,13 +106,18 @@ class Run:
     baseline: Mapping[tuple[str, str], float]
     console: Console
     readings: list[Reading]
-    started_s: float
+    started_s: float  # on the monotonic clock
+    deadline_s: float  # the end of the profile's time, on the same clock
 
     def tell(self, line: str) -> None:
         self.console.print(f"{time.monotonic() - self.started_s:5.0f} s    {line}")
 
     def name_running(self, jobs: Sequence[Any]) -> None:
-        self.tell(f"running: {name_some([f'{job.place}: {next(iter(job.experiments[0].tests))}' for job in jobs])}")
+        running, now_s = list[str](), time.monotonic()
+        for job in jobs:
+            test, end_s = next(iter(job.experiments[0].tests)), min(job.deadline_s, self.deadline_s) - self.started_s
+            running.append(f"{job.place}: {test} (for {now_s - job.started_s:.0f} s, cut at {end_s:.0f} s)")
+        self.tell(f"running: {name_some(running)}")
 
 
 def accept(request: AcceptRequest) -> int:
@@ -142,14 +147,15 @@ def accept(request: AcceptRequest) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     file, heading = f"{target.hardware.name}-{request.profile}.unfinished", [records.FORMAT, target.model, names]
     journal = records.Journal(folder / file, json.dumps(heading))
-    run = Run(request, target, nodes, watches, journal, rates, baseline, console, journal.read(), started_s)
+    times_s = started_s, started_s + LONGEST_S[request.profile]
+    run = Run(request, target, nodes, watches, journal, rates, baseline, console, journal.read(), *times_s)
     if run.readings:
         console.print(f"resumed    {count(len(run.readings), 'result')} of {journal.path}")
         measure.skip_measured(phases, run.readings)
-    return run_to_end(run, phases, started_s + LONGEST_S[request.profile])
+    return run_to_end(run, phases)
 
 
-def run_to_end(run: Run, phases: Sequence[Sequence[Any]], deadline_s: float) -> int:
+def run_to_end(run: Run, phases: Sequence[Sequence[Any]]) -> int:
     """Run the tests, until a signal or until the head is lost, and conclude. Return the exit code."""
     from sweeper.commands.accept import measure
     from sweeper.execution import cluster, head
@@ -164,7 +170,7 @@ def run_to_end(run: Run, phases: Sequence[Sequence[Any]], deadline_s: float) -> 
         return max(0.0, ends_s[0] - time.monotonic())
 
     def run_tests() -> None:
-        outcomes = measure.run_phases(phases, deadline_s, lambda: limit_s() is not None, run.name_running)
+        outcomes = measure.run_phases(phases, run.deadline_s, lambda: limit_s() is not None, run.name_running)
         with closing(outcomes):  # after an error too, its workers end before Ray
             for job, experiment, result in outcomes:
                 new = list(measure.read_result(job, experiment, result))
@@ -275,7 +281,7 @@ def record_run(uri: str, folder: Path, record: Mapping[str, Any]) -> str:
 def verify(request: VerifyRequest) -> int:
     """Print whether an accept.json is unchanged, and return the exit code."""
     record = records.read_record(Path(request.file), may_be_changed=True)
-    unchanged = records.is_unchanged(record)
+    unchanged = record[records.HASH] == records.hash_of(record)
     print(f"{'unchanged' if unchanged else 'CHANGED'}: {request.file}, {record['date']}: {record['sentence']}")
     return COMPLETE if unchanged else SOME_FAILED
 
@@ -285,8 +291,9 @@ def compare(request: CompareRequest) -> int:
     before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
     changes = records.compare_records(before, after)
     slower, unsure = ([c for c in changes if c.verdict is kind] for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
-    for change in (*slower, *unsure):
-        print(f"{'!' if change in slower else '? inconclusive:'} {change}")
+    for one in (*slower, *unsure):
+        shown = f"{one.part}: {one.test}: {one.ratio.change}, the limit is {one.least - 1:+.1%}"
+        print(f"{'!' if one in slower else '? inconclusive:'} {shown}")
     missing = records.find_missing({request.first: before, request.second: after})
     for parts, tests, reason in merge_equal(missing):
         print(f"- {name_some(parts)}: {name_some(tests)}: {reason}")

@@ -49,7 +49,8 @@ class Job:
     ranks: int
     experiments: deque[Experiment]
     pool: GangPool | None = None
-    deadline_s: float = 0.0  # the running experiment's deadline on the monotonic clock
+    started_s: float = 0.0  # when the running experiment started on the monotonic clock, or 0 if none has
+    deadline_s: float = 0.0  # the running experiment's deadline on the same clock
     is_lost: bool = False  # a node of the job was lost, or a test of the job never ended
 
     @property
@@ -86,7 +87,8 @@ class Job:
         assert self.pool
         self.pool.use_workload(self.experiments[0].workload, waits_for_all=self.experiments[0].scope == "device")
         self.pool.submit(Trial(0, choose_parameters(self.target, self.experiments[0], self.ranks)))
-        self.deadline_s = time.monotonic() + timeout_s(self.experiments[0]) + further_s
+        self.started_s = time.monotonic()
+        self.deadline_s = self.started_s + timeout_s(self.experiments[0]) + further_s
 
     def poll(self, end_s: float) -> tuple[Experiment, TrialResult] | None:
         """Return the experiment that has ended, if any, and start the next experiment. Losing a node ends the job.
@@ -94,7 +96,10 @@ class Job:
         After `end_s`, on the monotonic clock, experiments are cancelled. If one device takes too long, the results of
         the others are kept."""
         if self.is_lost or self.pool is None or time.monotonic() > end_s:
-            reason = "a node of it was lost" if self.is_lost else "no time was left for it in this profile"
+            cut = f"the time of this profile ended after it had run for {time.monotonic() - self.started_s:.0f} s"
+            reason = cut if self.started_s else "no time was left for it in this profile"
+            reason = "a node of it was lost" if self.is_lost else reason
+            self.started_s = 0.0  # the next experiment never starts
             return self.experiments.popleft(), _failure(TrialStatus.CANCELLED, reason)
         try:
             ended = self.pool.wait(0.0)

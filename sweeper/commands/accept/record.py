@@ -124,13 +124,9 @@ def read_record(path: Path, key: str = "", *, may_be_changed: bool = False) -> d
         raise UserInputError(f"{named}: is not an accept.json of this version")
     if lacking := NEEDED - record.keys():
         raise UserInputError(f"{named}: is not a whole accept.json, it has no {', '.join(sorted(lacking))}")
-    if not may_be_changed and not is_unchanged(record):
+    if not may_be_changed and record[HASH] != hash_of(record):
         raise UserInputError(f"{named}: was changed after it was written; see `sweeper accept verify`")
     return record
-
-
-def is_unchanged(record: Mapping[str, Any]) -> bool:
-    return bool(record[HASH] == hash_of(record))
 
 
 def read_baseline(path: Path, target: Target, profile: str, parts: Collection[str]) -> dict[tuple[str, str], float]:
@@ -166,9 +162,6 @@ class Change:
         """Return pass within the limit, else fail, or inconclusive if the ratio's interval includes 1."""
         is_open = self.ratio.high >= 1  # not without an interval
         return Verdict.PASS if self.ratio.value >= self.least else Verdict.INCONCLUSIVE if is_open else Verdict.FAIL
-
-    def __str__(self) -> str:
-        return f"{self.part}: {self.test}: {self.ratio.change}, the limit is {self.least - 1:+.1%}"
 
 
 def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
+from io import StringIO
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
 from benchmarks.acceptance import SPREADS, read_csv, seen_spread
 from benchmarks.verify import list_gpus
@@ -127,6 +129,24 @@ def test_a_result_without_a_rate_above_zero_has_no_verdict(metrics: dict[str, fl
     assert result.problem == "no value" and math.isnan(result.value)
     baseline = {(result.test, result.part): 350.0}
     assert verdicts(judge([result], "gpu", baseline, baseline)) == ["inconclusive"]
+
+
+def test_a_running_test_is_shown_with_its_time_and_its_end_and_the_cut_one_differs_from_those_that_never_ran() -> None:
+    ((job,),) = measure.plan_phases(gpus(2, 1), ["n"], read_experiments("gpu", "quick"))
+    text, now_s = StringIO(), time.monotonic()
+    known: dict[str, Any] = dict.fromkeys((field.name for field in fields(main.Run)), None)
+    known |= {"console": Console(file=text, width=200), "started_s": now_s - 100, "deadline_s": now_s + 155}
+    job.pool, job.started_s, job.deadline_s = cast("Any", object()), now_s - 80, now_s + 340
+    main.Run(**known).name_running([job])
+    job.deadline_s = now_s + 20
+    main.Run(**known).name_running([job])
+    test, *_ = job.experiments[0].tests
+    shown = [f"  100 s    running: n: {test} (for 80 s, cut at {end_s} s)\n" for end_s in (255, 120)]
+    assert text.getvalue() == "".join(shown)
+    ended = [job.poll(now_s - 1) for _ in range(3)]
+    cut, *late = [result.reason for one in ended if one for _, result in [one]]
+    assert cut == "the time of this profile ended after it had run for 80 s"
+    assert late == ["no time was left for it in this profile"] * 2
 
 
 def test_the_whole_of_fewer_nodes_is_another_part() -> None:
