@@ -87,6 +87,7 @@ def _is_gathered(placed: PlacedJob) -> bool:
 def _states(placed: PlacedJob, weights: Weights) -> tuple[float, float, float]:
     layout, job = placed.layout, placed.job
     weight_bytes, moment_bytes = STATE_BYTES[job.state]
+    moment_bytes = job.moment_bytes or moment_bytes
     if layout.offload_optimizer:
         weight_bytes, moment_bytes = 2, 0
     usual_bytes = 4 if placed.trainer.main_gradients or weight_bytes == 4 else 2

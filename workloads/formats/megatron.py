@@ -25,6 +25,7 @@ RECOMPUTED_MODULES = {"core_attention": ["core_attn"], "norm_act": ["layernorm",
 ALGORITHMS = {"1f1b": "1f1b", "1f1b-interleaved": "interleaved", "zero-bubble": "zero_bubble", "zbv-formatted": "zbv"}
 ALGORITHMS |= {"v-half": "v_half", "v-min": "v_min"}  # in Primus's pipeline
 V_SETUPS = {"zbv": "zb", "v_half": "half", "v_min": "min"}  # Primus's `zero_bubble_v_schedule_mem_setup`
+MOMENT_BYTES = {"fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2, "fp8": 1, "uint8": 1}  # others have 4
 POSITIONS = {"rope": "rope", "learned_absolute": "learned", "none": "none"}
 EXPERT_SIZES = ("experts", "experts_per_token", "expert_intermediate_size", "shared_expert_intermediate_size")
 ABSENT: names.Settings = TABLES["absent"]
@@ -177,6 +178,9 @@ def read_settings(
     others["dispatcher"] = "deepep" if is_deepep else "allgather" if kind == "allgather" or is_default else "alltoall"
     if settings.get("grad_reduce_in_bf16") or settings.get("main_grads_dtype") == "bf16":
         others["gradient_bytes"] = 2
+    kinds = [str(settings.get(name)) for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
+    if settings.get("use_precision_aware_optimizer") and {*kinds} & {*MOMENT_BYTES}:
+        others["moment_bytes"] = sum(MOMENT_BYTES.get(kind, 4) for kind in kinds)
     if settings.get("cross_entropy_loss_fusion") and settings.get("cross_entropy_fusion_impl") == "te":
         others["fused_loss"] = True
     read = degrees | names.read_names(settings, NAMES, (*fields, "reshard_after_forward"))

@@ -164,6 +164,7 @@ class Job:
     document_tokens: int = 0  # mean length of documents, to which attention is confined; 0 for whole sequences
     # Bytes per gradient in the reduction over data-parallel ranks; None for the trainer's default.
     gradient_bytes: int | None = None
+    moment_bytes: int | None = None  # bytes of both moments of a weight; None for those of the state
     attention_kernel: AttentionKernel | Literal[""] = ""  # empty for the trainer's default
     # How tokens are sent to experts: `deepep` sends a token once per node, `alltoall` once per expert, and `allgather`
     # to all ranks, which scatter the sums of outputs.

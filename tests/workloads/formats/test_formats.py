@@ -438,6 +438,18 @@ def test_gradients_in_bf16_take_half_of_the_memory_of_megatron_s(option: str) ->
     assert gib[0] == gib[1] / 2 > 0
 
 
+def test_moments_take_the_memory_of_their_data_types_in_an_optimizer_that_has_them() -> None:
+    script = render(example("megatron"), 8).text.rstrip()
+    kinds = "--exp-avg-dtype bf16 --exp-avg-sq-dtype"
+    aware = f"{script} --use-precision-aware-optimizer {kinds}"
+    texts = (script, f"{script} {kinds} bf16", f"{aware} fp32", f"{aware} bf16", f"{aware} fp8")
+    gib = [peak_memory(read_layout(text).job, cluster()).optimizer_states for text in texts]
+    weights_gib = peak_memory(read_layout(script).job, cluster()).parameters
+    shared = [size - gib[-1] for size in gib]
+    assert gib[0] == gib[1] and weights_gib > 0
+    assert shared[:4] == pytest.approx([shared[0], shared[0], shared[0] * 3 / 5, shared[0] / 5])
+
+
 def test_transformer_engine_s_cross_entropy_needs_10_bytes_per_logit_less_than_megatron_s() -> None:
     script = render(example("megatron"), 8).text.rstrip() + " --cross-entropy-loss-fusion --cross-entropy-fusion-impl"
     fused, native = (read_layout(f"{script} {name}").job for name in ("te", "native"))
