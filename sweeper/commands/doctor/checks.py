@@ -46,6 +46,7 @@ def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Check each node's state, as read by `workloads.api.host`, and compare versions, drivers and GPUs across nodes."""
     for state in node_states:
         yield from check_node(str(state["node"]), state)
+        yield from check_load(str(state["node"]), state)
         yield from check_counters(str(state["node"]), state)
     versions = {str(state["node"]): state["versions"] for state in node_states}
     gpus_of = {str(state["node"]): state["gpus"] for state in node_states if state["gpus"]}

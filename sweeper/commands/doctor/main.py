@@ -20,7 +20,7 @@ from rich.console import Console
 
 from sweeper.cli.command import Cluster, Subcommand, Tracking, switch, word
 from sweeper.commands.accept.judge import list_problems
-from sweeper.commands.doctor.checks import check_gpu_setup, check_load, check_nodes, check_store
+from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_store
 from sweeper.common.format import count
 from sweeper.config.catalogue import list_figures
 from sweeper.config.hardware import Node, hardware_of
@@ -85,7 +85,6 @@ def examine(request: DoctorRequest) -> int:
             console.print(f"{name:10} {kind}: {figures}; {source}")
     states = NodeWatches(nodes, request.dir).states
     findings = [*check_gpu_setup(nodes), *check_nodes(list(states.values())), *check_store(request.tracking.uri)]
-    findings += [finding for node, state in states.items() for finding in check_load(node, state)]
     if not request.quick:
         for hardware in kinds.values() or [Hardware(name="cpu", kind="cpu")]:
             target = select_target(hardware, nodes, 1)

@@ -114,6 +114,7 @@ def test_workers_that_other_processes_come_before_are_reported() -> None:
     state = {"gpus": [], "cpus": 8, "load": 0.5}
     (finding,) = check_load("n0", state | {"niceness": 15})
     assert "niceness 15" in finding.problem and "RAY_worker_niceness=0" in finding.remedy
+    assert list(check_nodes([node_state("n0") | {"niceness": 15}])) == [finding]  # doctor and the record of accept
     assert not list(check_load("n0", state | {"niceness": 0}))
 
 
@@ -240,7 +241,7 @@ def diagnose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Diagnose:
 
     def diagnose(scenario: str, **kernel: Any) -> list[Finding]:
         use_stand_in(monkeypatch, scenario)
-        roomy = {"shared_gib": 64.0, "free_gib": 512.0, "disk_gib": 512.0}
+        roomy = {"shared_gib": 64.0, "free_gib": 512.0, "disk_gib": 512.0, "load": 0.0, "niceness": 0}
         return list(check_nodes([read_node_state(str(tmp_path)) | roomy | {"kernel": TUNED | kernel}]))
 
     return diagnose
