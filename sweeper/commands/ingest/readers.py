@@ -60,7 +60,7 @@ def detect_format(path: Path, formats: Sequence[Format] | None = None) -> Format
         if file_format.recognizes(path, text):
             return file_format
     supported = "; ".join(file_format.name for file_format in formats)
-    other = "; sweeper diagnose reads steps such as `step 7 80 ms/step` of any program" if formats is FORMATS else ""
+    other = "; sweeper diagnose reads steps such as `step 7 80 ms/step` of any program"
     raise UserInputError(f"{path}: unknown format. Supported: {supported}{other}")
 
 

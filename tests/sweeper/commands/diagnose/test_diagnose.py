@@ -93,7 +93,11 @@ def test_a_log_is_compared_with_the_plan_of_its_layout(
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"hello\n", "unknown format. Supported: log of .*torchtitan"), (b"", "is empty"), (b"\x89PNG", "is not text")],
+    [
+        (b"hello\n", "unknown format. Supported: log of .*torchtitan.*; .* `step 7 80 ms/step` of any"),
+        (b"", "is empty"),
+        (b"\x89PNG", "is not text"),
+    ],
 )
 def test_a_file_that_is_no_log_is_refused_in_one_line(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "x").write_bytes(content)
