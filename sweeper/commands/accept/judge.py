@@ -146,12 +146,12 @@ def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterab
             (slow, "too slow"),
             (problems, "with problems"),
             (undecided, "without a verdict"),
-            (measured, "measured, and nothing to compare with: set baseline= to this accept.json in the next run"),
+            (measured, "measured, with nothing to compare: set baseline= to this accept.json in the next run"),
         )
         if names
     ]
-    none = "nothing is too slow" if tests else "nothing was measured"
-    return f"{verdict.value.upper()}: {'; '.join(reasons) or none}, in {count(tests, 'test')} of {count(parts, 'part')}"
+    text = "; ".join(reasons) or ("nothing is too slow" if tests else "nothing was measured")
+    return f"{verdict.value.upper()}: {text} ({count(tests, 'test')} of {count(parts, 'part')} in all)"
 
 
 def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) -> list[str]:

@@ -43,12 +43,12 @@ def test_the_sentence_names_what_failed_and_what_is_open() -> None:
     judgements = judge([*readings(600, 700), Reading(TEST, "device", "m", ("m",), "", problem="lost")], "gpu", {}, {})
     verdict = overall_verdict(judgements, [])
     assert verdict is Verdict.FAIL
-    assert describe(verdict, judgements, []) == ("FAIL: n GPU 0 too slow; m without a verdict, in 1 test of 3 parts")
-    first = "n GPU 0 measured, and nothing to compare with: set baseline= to this accept.json in the next run"
+    assert describe(verdict, judgements, []) == "FAIL: n GPU 0 too slow; m without a verdict (1 test of 3 parts in all)"
+    first = "n GPU 0 measured, with nothing to compare: set baseline= to this accept.json in the next run"
     assert describe(Verdict.INCONCLUSIVE, judge(readings(700), "cpu", {}, {}), []).startswith(
-        f"INCONCLUSIVE: {first}, "
+        f"INCONCLUSIVE: {first} (1 test of 1 part in all)"
     )
-    assert describe(Verdict.INCONCLUSIVE, [], []) == "INCONCLUSIVE: nothing was measured, in 0 tests of 0 parts"
+    assert describe(Verdict.INCONCLUSIVE, [], []) == "INCONCLUSIVE: nothing was measured (0 tests of 0 parts in all)"
 
 
 def test_failures_come_first_and_tests_and_parts_with_the_same_reason_share_an_entry() -> None:
