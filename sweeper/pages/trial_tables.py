@@ -138,20 +138,19 @@ def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 def trials_csv(records: Iterable[TrialRecord], columns: Mapping[int, Mapping[str, object]] | None = None) -> str:
     """Return all trials as CSV: outcome, parameters and metrics. `columns` has additional cells by trial number."""
-    rows = []
-    for record in sorted(records, key=lambda record: record.number):
-        rows.append(
-            {
-                "trial": record.number,
-                **record.repeats,
-                "outcome": record.status.value,
-                **(columns or {}).get(record.number, {}),
-                # A parameter that is NaN is written as a value, not as an empty cell.
-                **{f"param.{name}": v if v == v else str(v) for name, v in record.all_params.items()},
-                **record.metrics,
-                "reason": record.reason,
-            }
-        )
+    rows = [
+        {
+            "trial": record.number,
+            **record.repeats,
+            "outcome": record.status.value,
+            **(columns or {}).get(record.number, {}),
+            # A parameter that is NaN is written as a value, not as an empty cell.
+            **{f"param.{name}": v if v == v else str(v) for name, v in record.all_params.items()},
+            **record.metrics,
+            "reason": record.reason,
+        }
+        for record in sorted(records, key=lambda record: record.number)
+    ]
     return csv_of(rows)
 
 

@@ -53,10 +53,9 @@ class Invocation:
 
     def kept_files(self) -> dict[str, bytes]:
         """Return the command and the rendered files to keep with the trial, with secrets masked."""
-        kept = {COMMAND_FILE: f"{self.describe()}\n".encode()}
-        for name, text in self.files.items():
-            kept[f"rendered_{name}" if name in TRIAL_FILES else name] = self.mask(text).encode()
-        return kept
+        names = {name: f"rendered_{name}" if name in TRIAL_FILES else name for name in self.files}
+        files = {names[name]: self.mask(text).encode() for name, text in self.files.items()}
+        return {COMMAND_FILE: f"{self.describe()}\n".encode(), **files}
 
 
 def build_invocation(

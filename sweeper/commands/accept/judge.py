@@ -6,15 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
-from typing import TypeVar
 
 from sweeper.commands.accept.experiments import EQUAL_CLOCK, Reading, spread_of
 from sweeper.commands.doctor.checks import Finding
 from sweeper.common.format import count, decimals_apart, format_number, name_some
-from sweeper.common.grouping import group_values
+from sweeper.common.grouping import Value, group_values
 from sweeper.metrics.outliers import Limit, limits_among, set_limit
 
-Text = TypeVar("Text")
 MEDIAN = ", median of the node"  # suffix of tests that report the median result of a node's devices
 
 
@@ -173,7 +171,7 @@ def list_parts(judgements: Iterable[Judgement], verdict: Verdict) -> list[str]:
     return list(dict.fromkeys(j.reading.part for j in judgements if j.verdict is verdict))
 
 
-def merge_equal(rows: Iterable[tuple[str, str, Text]]) -> Iterator[tuple[Sequence[str], Sequence[str], Text]]:
+def merge_equal(rows: Iterable[tuple[str, str, Value]]) -> Iterator[tuple[Sequence[str], Sequence[str], Value]]:
     """Merge rows of a part, a test and a text: the tests of a part with equal texts, then parts with equal tests."""
     tests_of = group_values(((part, text), test) for part, test, text in rows)
     parts_of = group_values(((tuple(tests), text), part) for (part, text), tests in tests_of.items())

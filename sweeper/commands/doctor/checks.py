@@ -29,7 +29,7 @@ COUNTERS = {
 # A load average per core above this value shows that other processes use a node's cores.
 BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4  # for nodes with GPUs, and for nodes without
 INVENTORY = "the GPU inventory"
-REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # by GPU vendor
+REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # by GPU vendor, and for nodes
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,7 @@ def _check_amd(node: str, kernel: Mapping[str, Any], gpus: Sequence[Mapping[str,
         if compute in (None, UNDIVIDED[0]) and memory in (None, UNDIVIDED[1]):
             continue
         problem = f"{count} of its GPUs are divided ({compute or '?'}, {memory or '?'})"
-        yield Finding(
-            node,
-            f"{problem}: each has a part of a GPU's units or memory",
-            "amd-smi set --gpu all --compute-partition SPX, then --memory-partition NPS1, as root on idle GPUs, "
-            "unless the partitions are intended",
-        )
+        yield Finding(node, f"{problem}: each has a part of a GPU's units or memory", REMEDIES["amd_nodes"]["divided"])
 
 
 def check_store(uri: str | None) -> Iterator[Finding]:
