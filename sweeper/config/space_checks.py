@@ -62,7 +62,8 @@ def read_space(resolved: ResolvedConfig, kind: str, architecture: str | None) ->
         except UserInputError as error:
             problems.append(str(error))
     if problems:
-        raise UserInputError("\n".join(problems[:SHOWN_PROBLEMS]))
+        more = [f"and {len(problems) - SHOWN_PROBLEMS} more"] if len(problems) > SHOWN_PROBLEMS else []
+        raise UserInputError("\n".join(problems[:SHOWN_PROBLEMS] + more))
     dimensions = {name: dimensions[name] for name in space.dimensions}
     any_point = {name: _extremes(dimension)[0] for name, dimension in dimensions.items()}
     whole = build(parameters, {**space.constants, **any_point}, "space.")

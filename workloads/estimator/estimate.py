@@ -132,6 +132,9 @@ class Known:
         return [f"no measured run {lacking} is among those that the band rests on" for lacking in lacks]
 
 
+LARGEST_SHARE = 0.9  # a band that is wider would reach a rate of zero
+
+
 @dataclass(frozen=True)
 class Band:
     """The error band around estimates for a family of jobs, at a given distance from the measured runs."""
@@ -148,7 +151,9 @@ class Band:
     @property
     def meaning(self) -> str:
         runs = f"{self.runs} measured runs of {self.sources} sources"
-        return f"{COVERED:.0%} of {runs}, each left out, are within it, {self.low} of them above the estimate"
+        return (
+            f"{COVERED:.0%} of {runs}, each left out, are within their trainers' bands, {self.low} above the estimate"
+        )
 
 
 @cache
@@ -171,5 +176,6 @@ def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
     nearest, *farther = bands()[family or ("moe" if job.model.experts else "dense")]
     distance = len(nearest.known.missing(job, cluster))
     band = [nearest, *farther][min(distance, len(farther))]
-    factors = [factor for trainer, factor in band.factors.items() if trainer.startswith(job.trainer)]
-    return replace(band, error_share=band.error_share * max(factors, default=1.0))
+    kinds = [factor for trainer, factor in band.factors.items() if trainer.startswith(f"{job.trainer}-")]
+    factor = band.factors.get(job.trainer) or max(kinds, default=1.0)
+    return replace(band, error_share=min(LARGEST_SHARE, factor * band.error_share))

@@ -266,7 +266,7 @@ def _not_modelled(placed: PlacedJob) -> Iterator[str]:
         yield "natural routing: forced balance is assumed, and expert_imbalance= takes the rank_imbalance of a trial"
     if placed.expert_group.ranks > placed.cluster.topology.gpus_per_domain and placed.job.dispatcher == "alltoall":
         yield "faster exchanges of tokens than all-to-all (DeepEP, routing to few nodes, overlap)"
-    if placed.model.experts and not is_own(placed.job):
+    if placed.model.experts and not is_own(placed.job) and placed.cluster.device.launch_us is None:
         yield "waiting for the host in mixtures of experts, but for an assumed constant"
     if placed.layout.offload_optimizer:
         yield "the host's memory bandwidth: an assumed constant"

@@ -91,7 +91,7 @@ def read_layout(text: str, gpus: int | None = None, model: Model | None = None) 
         if file_format.recognizes(text):
             try:
                 reading = file_format.read(text, gpus, model)
-            except (IndexError, RecursionError, TypeError, ValueError) as error:
+            except (ArithmeticError, AttributeError, IndexError, RecursionError, TypeError, ValueError) as error:
                 raise UserInputError(f"a value of the file cannot be read: {error}") from error
             known = {"torchtitan": torchtitan.KNOWN, "own": {name.key for name in own.own_names()}}
             check_spelling(reading.left, known.get(reading.trainer, megatron.KNOWN))

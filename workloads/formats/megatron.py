@@ -154,9 +154,8 @@ def read_settings(
         stages = int(count)
     elif degrees["pp"] > 1 and per_stage and layers:
         stages = math.ceil(layers / degrees["pp"] / per_stage)
-    if text := settings.get("pipeline_model_parallel_layout"):  # such as Et*4|(t*4|)*14tmL, a stage between two bars
-        bars = re.sub(r"\(([^()]*)\)\*(\d+)", lambda repeated: repeated[1] * int(repeated[2]), str(text)).count("|")
-        stages = (bars + 1) // degrees["pp"]
+    if text := settings.get("pipeline_model_parallel_layout"):
+        stages = _count_stages(text, degrees["pp"])
     schedule = "interleaved" if stages > 1 else "1f1b"
     if settings.get("patch_zero_bubble") and settings.get("enable_zero_bubble", True):
         setup = settings.get("zero_bubble_v_schedule_mem_setup") or V_SETUPS["v_half"]  # Primus's default
@@ -204,6 +203,15 @@ def read_settings(
     )
 
 
+def _count_stages(layout: Any, pp: int) -> int:
+    """Return how many stages a rank has, from a list of each stage's layers or from text such as Et*4|(t*4|)*14tmL."""
+    repeated = re.sub(r"\(([^()]*)\)\*(\d+)", lambda part: part[1] * int(part[2]), str(layout))
+    count = len(layout) if isinstance(layout, list) else repeated.count("|") + 1
+    if count % pp:
+        raise UserInputError(f"pipeline_model_parallel_layout: {count} stages are not a multiple of pp {pp}")
+    return count // pp
+
+
 def _read_sizes(settings: names.FileSettings, model: Model | None, trainer: str) -> dict[str, Any]:
     fields = ("layers", "hidden_size", "heads", "kv_heads", "head_size", "intermediate_size")
     experts = EXPERT_SIZES if settings.find("num_experts") else ()
@@ -213,7 +221,7 @@ def _read_sizes(settings: names.FileSettings, model: Model | None, trainer: str)
     if not settings.find("group_query_attention"):
         del sizes["kv_heads"]
     sizes["prediction_layers"] = settings.find("mtp_num_layers")
-    sizes["vocabulary"] = settings.find("padded_vocab_size") or settings.find("vocab_size")
+    sizes["vocabulary"] = settings.find("vocab_size") or settings.find("padded_vocab_size")
     if is_latent := settings.find("multi_latent_attention"):  # its head sizes are not `kv_channels`
         of_model = model.kv_rank if model and trainer != "megatron" else 0  # recipes leave it to the model's own file
         rank = settings.find("kv_lora_rank") or of_model or DEFAULT_KV_RANK

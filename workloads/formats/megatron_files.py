@@ -334,7 +334,7 @@ def read_experiment(text: str, gpus: int | None = None, model: Model | None = No
     framework, overrides = trainer.get("framework", "megatron"), _fill(trainer.get("overrides") or {})
     if framework not in FRAMEWORKS:
         raise UserInputError(f"framework={framework}: not read of Primus. Read: {', '.join(FRAMEWORKS)}")
-    is_lora = (overrides.get("lora") or {}).get("enabled")
+    is_lora = lora.get("enabled") if isinstance(lora := overrides.get("lora"), Mapping) else lora
     if (adapters := overrides.get("peft") or ("lora" if is_lora else "none")) != "none":
         raise UserInputError(f"peft={adapters}: {ADAPTERS}")
     file = str(_fill(trainer.get("model", "")))

@@ -288,7 +288,7 @@ def check_spelling(left: Iterable[str], known: Iterable[str]) -> None:
     """Raise UserInputError if a setting that was not read has nearly the name of a known one."""
     for key in left:
         if (close := get_close_matches(key, known, n=1, cutoff=ALIKE)) and close[0] != key:
-            raise UserInputError(f"{key}: the trainer has no such setting. Did you mean {close[0]}?")
+            raise UserInputError(f"{key}: not a setting that is known here. Did you mean {close[0]}?")
 
 
 def parse_scalar(text: str) -> Any:

@@ -98,6 +98,7 @@ class CommonLogReader(LogReader):
 
     _count: int = 0
     _offset: int = 0
+    _epoch: str = ""
     _increment: int = 0  # the number of steps from one printed step to the next
 
     def feed(self, line: str) -> Step | None:
@@ -110,11 +111,13 @@ class CommonLogReader(LogReader):
             return None
         match = _LINES["step"].search(line) or _LINES["of_steps"].search(line)
         number = int(match[1].replace(",", "")) if match else None
-        if number is not None and 0 <= self._last - number <= self._increment:  # another rank's line
+        epoch = found[1] if (found := _LINES["epoch"].search(line)) else ""
+        is_same, self._epoch = epoch == self._epoch, epoch
+        if number is not None and is_same and 0 <= self._last - number <= self._increment:  # another rank's line
             return None
         if number is not None and 0 <= self._last < number:
             self._increment = number - self._last
-        elif number is not None and number < self._last:  # steps of an epoch, or a restart: counting goes on
+        elif number is not None and number <= self._last:  # steps of an epoch, or a restart: counting goes on
             self._offset += self._last + max(1, self._increment) - number
         self._count, self._last = self._count + 1, -1 if number is None else number
         return Step(self._count if number is None else number + self._offset, rates)

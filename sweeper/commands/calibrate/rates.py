@@ -198,9 +198,8 @@ def device_replacements(calibration: Calibration, before: Device | None, rows: S
     for dtype, figure in calibration.grouped_tflops.items():
         products = calibration.sustained_tflops.get(dtype)
         rate = operations.GROUPED_SHARE * products.value if before and products else math.nan
-        yield _replace(
-            f"grouped products in {dtype}, TFLOP/s", rate, f"{operations.GROUPED_SHARE:g} of the products", figure
-        )
+        name, source = f"grouped products in {dtype}, TFLOP/s", f"{operations.GROUPED_SHARE:g} of the products"
+        yield _replace(name, rate, source, figure)
     copied = before.memory_gb_s * COPY_SHARE if before else math.nan
     for name, bandwidth in (("copies", calibration.copy_gb_s), ("AdamW's update", calibration.update_gb_s)):
         if bandwidth:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from sweeper.commands.plan.request import PlanRequest, Problem, build_problem
+from sweeper.commands.plan.request import TOKENS_PER_STEP, PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import round_to_band
 from workloads.api.errors import UserInputError
@@ -106,8 +106,9 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
         cost = round_to_band(training.cost, error_share, apart_from=request.max_cost)
         assumed = "" if request.price_per_hour is not None else ", which is assumed"
         fewer = "" if request.finds_gpus else "fewer GPUs, or "
+        number = f"{estimate.gpus:,} GPUs" + ", the cheapest number found," * request.finds_gpus
         raise UserInputError(
-            f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {estimate.gpus:,} GPUs cost {cost} (±"
+            f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {number} cost {cost} (±"
             f"{error_share:.0%}) at price_per_hour={price:g}{assumed}; {fewer}others (hardware=a,b) may cost less"
         )
     return training
@@ -251,6 +252,8 @@ def _find_affordable_gpus(problem: Problem, request: PlanRequest, report: Report
         return price * 24 * gpus * request.train_tokens / rates[gpus] if rates[gpus] else math.inf
 
     for size in (domain * 2**power for power in range(17) if domain * 2**power <= MAX_GPUS):
+        if not problem.batch and size * problem.job.sequence_length > TOKENS_PER_STEP and any(rates.values()):
+            break  # more GPUs would have a larger batch
         costs[size] = cost(size)
         if math.inf > costs[size] > max(limit, 1.1 * min(costs.values())):
             break

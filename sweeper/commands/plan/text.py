@@ -17,7 +17,7 @@ from sweeper.pages.terminal import draw, open_console
 from sweeper.preflight.clusters import list_mismatches
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
-from workloads.estimator.operations import LAUNCHES_S
+from workloads.estimator.operations import LAUNCHES_S, launch_ratio
 from workloads.estimator.questions import TrainingRun, explain_slower
 from workloads.estimator.search import Candidate, bound_gib, fills_memory
 from workloads.estimator.step import step_seconds
@@ -322,7 +322,8 @@ def describe_routing(job: Job, cluster: Cluster, layout: Layout) -> str:
     hidden = [imbalance for imbalance, share in shares.items() if imbalance > 1 and share > 0.999]
     if not hidden or is_own(job):
         return text
-    host = f"the host takes {1e3 * LAUNCHES_S:g} ms to launch a block, longer than the busiest GPU computes"
+    launches_ms = 1e3 * LAUNCHES_S * launch_ratio(cluster.device)
+    host = f"the host takes {launches_ms:.3g} ms to launch a block, longer than the busiest GPU computes"
     return f"{text}: {host} up to expert_imbalance={hidden[-1]:g}"
 
 

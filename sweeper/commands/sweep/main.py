@@ -79,8 +79,9 @@ def find_faults(arguments: Arguments, typed: Sequence[str], nodes: Sequence[Node
         overrides = tuple(other for other in arguments.overrides if other == text or other not in typed)
         try:
             plan_sweep(compose_sweeps(Arguments(arguments.flags, overrides))[0].resolve(), nodes)
-        except NoValidPoint as error:
-            yield f"{text}: {error}"
+        except UserInputError as error:
+            if isinstance(error, NoValidPoint):  # others need another parameter of the command
+                yield f"{text}: {error}"
 
 
 def run_sweep(sweep: ComposedSweep, command: list[str]) -> int:

@@ -12,6 +12,8 @@ from benchmarks.planner_scoreboard import PAGE, page
 from tests.support.planner import cluster, job
 from workloads.estimator.estimate import bands, find_band
 from workloads.layouts.layout import Layout
+from workloads.layouts.trainers import TRAINERS
+from workloads.models.hugging_face import load_model
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +71,19 @@ def test_a_trainer_with_larger_errors_has_a_wider_band_at_the_same_coverage() ->
 def test_a_plan_has_the_band_of_its_trainer() -> None:
     band, work = bands()["dense"][0], job(Layout())
     assert band.factors["own"] < 1 < band.factors["torchtitan"]
-    for trainer, name in (("own", "h100"), ("torchtitan", "h100"), ("megatron", "h100")):
-        factor = max(factor for other, factor in band.factors.items() if other.startswith(trainer))
+    kinds = ("megatron-bridge", "megatron-core", "megatron-lm")
+    of_megatron = max(band.factors.get(kind, 0.0) for kind in kinds)  # `trainer=megatron` stands for any of these
+    wanted = {"megatron": of_megatron} | {name: band.factors[name] for name in ("own", "torchtitan", "nemo")}
+    for trainer, factor in wanted.items():
         share = find_band(replace(work, trainer=trainer), cluster(8)).error_share
-        assert share == pytest.approx(band.error_share * factor), name
+        assert share == pytest.approx(band.error_share * factor), trainer
+
+
+def test_no_band_reaches_a_rate_of_zero() -> None:
+    for name in ("llama3_8b", "qwen3_30b_a3b"):
+        for trainer in TRAINERS:
+            work = replace(job(Layout()), model=load_model(name), trainer=trainer, sequence_length=10_000_000)
+            assert 0 < find_band(work, cluster(1 << 17)).error_share <= 0.9
 
 
 def test_what_no_run_shows_is_named() -> None:

@@ -412,15 +412,26 @@ def test_a_script_without_a_rank_of_latent_attention_has_megatron_s_default() ->
 
 def test_an_experiment_with_adapters_is_refused() -> None:
     text = LATENT.replace("VALUE}", "true, lora: {enabled: IS_ON, dim: 16}}")
-    with pytest.raises(UserInputError, match="peft=lora: training of adapters is not planned"):
-        read_layout(text.replace("IS_ON", "true"), gpus=8)
+    for adapters in (text.replace("IS_ON", "true"), text.replace("{enabled: IS_ON, dim: 16}", "true")):
+        with pytest.raises(UserInputError, match="peft=lora: training of adapters is not planned"):
+            read_layout(adapters, gpus=8)
     assert read_layout(text.replace("IS_ON", "false"), gpus=8).trainer == "primus"
 
 
-@pytest.mark.parametrize(("layout", "stages"), [("Et*4|(t*4|)*14tmL", 8), ("Et*31|t*30mL", 1)])
+@pytest.mark.parametrize(
+    ("layout", "stages"),
+    [('"Et*4|(t*4|)*14tmL"', 8), ('"Et*31|t*30mL"', 1), ("[[embedding, decoder], [decoder, loss]]", 1)],
+)
 def test_a_layout_of_a_pipeline_gives_the_stages_of_a_rank(layout: str, stages: int) -> None:
-    settings = f'true, pipeline_model_parallel_size: 2, pipeline_model_parallel_layout: "{layout}"'
+    settings = f"true, pipeline_model_parallel_size: 2, pipeline_model_parallel_layout: {layout}"
     assert read_layout(LATENT.replace("VALUE", settings), gpus=8).layout.stages_per_rank == stages
+
+
+@pytest.mark.parametrize(("layout", "stages"), [("Et*61mL", 1), ("Et*16|t*30|t*15mL", 3)])
+def test_a_layout_of_a_pipeline_that_its_ranks_cannot_share_is_refused(layout: str, stages: int) -> None:
+    settings = f"true, pipeline_model_parallel_size: 2, pipeline_model_parallel_layout: '{layout}'"
+    with pytest.raises(UserInputError, match=f"layout: {stages} stages are not a multiple of pp 2"):
+        read_layout(LATENT.replace("VALUE", settings), gpus=8)
 
 
 def test_gemms_that_per_op_checkpointing_recomputes_are_refused() -> None:

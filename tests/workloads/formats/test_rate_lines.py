@@ -135,3 +135,21 @@ def test_ranks_that_print_a_step_apart_are_one_log() -> None:
     numbers = [n - late for n in range(10, 100, 10) for late in (0, 0, 10) if n > late]
     steps = [step.number for step in (reader.feed(f"step {n} 80 ms/step") for n in numbers) if step]
     assert steps == list(range(10, 100, 10))
+
+
+@pytest.mark.parametrize(
+    ("lines", "steps"),
+    [
+        (
+            [f"Epoch {e} [{i}/200] 1.2 s/it loss: 2.0" for e in (1, 2, 3) for i in (100, 200)],
+            [100, 200, 300, 400, 500, 600],
+        ),
+        ([f"Epoch {e} | 1000/1000 | 1.2 s/it loss: 2.0" for e in (1, 2, 3)], [1000, 1001, 1002]),
+        ([f"Epoch 1 [{i}/200] 1.2 s/it loss: 2.0" for i in (100, 100, 200, 200)], [100, None, 200, None]),  # two ranks
+    ],
+)
+def test_steps_of_epochs_are_counted_on_and_those_of_other_ranks_are_not(
+    lines: list[str], steps: list[int | None]
+) -> None:
+    reader = CommonLogReader()
+    assert [step and step.number for step in map(reader.feed, lines)] == steps

@@ -244,6 +244,8 @@ def test_a_file_may_pad_the_vocabulary_and_leave_the_activation_to_other_files(t
     assert build(tmp_path, padded).given["tp"] == 2
     assert build(tmp_path, primus("megatron", MEGATRON_INSIDE), model="llama3_8b").given["tp"] == 2
     assert build(tmp_path, RECIPE.replace("llama3_8b", "gpt3_175b"), model="gpt3_175b").given["tp"] == 2
+    wide = primus("megatron", "{seq_length: 1, vocab_size: 128256, padded_vocab_size: 131072, micro_batch_size: 3}")
+    assert build(tmp_path, wide, model="llama3_8b").given["micro_batch"] == 3
     tied = primus("megatron", MEGATRON_INSIDE).replace("llama3.1_8B-fp8", "llama3.2_1B")
     assert build(tmp_path, tied, model="llama3_1b").given["tp"] == 2
 
@@ -251,7 +253,7 @@ def test_a_file_may_pad_the_vocabulary_and_leave_the_activation_to_other_files(t
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (OLD_TITAN.replace("tensor_parallel_degree", "tensor_parallel_degre"), "training.tensor_parallel_degre: .* no"),
+        (OLD_TITAN.replace("tensor_parallel_degree", "tensor_parallel_degre"), "training.tensor_parallel_degre: not"),
         (OLD_TITAN.replace("[activation_", "[activations_"), "Did you mean activation_checkpoint.mode"),
         (primus("torchtitan", TITAN_INSIDE.replace("seq_len", "seqlen")), "Did you mean training.seq_len"),
         (SCRIPT.replace("batch-size 1", "batchsize 1"), "micro_batchsize: .* Did you mean micro_batch_size"),
