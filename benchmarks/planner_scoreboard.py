@@ -338,8 +338,8 @@ def _mean(values: Sequence[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare the page instead of writing it")
-    text = page()
-    if not parser.parse_args().check:
+    checks, text = parser.parse_args().check, page()
+    if not checks:
         PAGE.write_text(text)
     elif PAGE.read_text() != text:
         raise SystemExit(f"{PAGE} is not what this command writes: run it without --check")

@@ -186,9 +186,10 @@ def _listed(rows: Sequence[Mapping[str, str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true", help="write the verdicts and the guide's tables")
+    writes = parser.parse_args().write
     rows = read_rows()
     found = judge_all(rows)
-    if not parser.parse_args().write:
+    if not writes:
         changed = [row for row, (verdict, _) in zip(rows, found, strict=True) if row["verdict"] != verdict]
         for row, (verdict, text) in zip(rows, found, strict=True):
             print(f"{verdict:8}{text[:60]:>8}  {row['gpus']:>4} {row['hardware']:10} {row['path']} {row['variant']}")

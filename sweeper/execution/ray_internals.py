@@ -115,8 +115,8 @@ GcsClient(address=canonicalize_bootstrap_address(sys.argv[1]))
 SETTINGS = {
     # By default, Ray starts a Python process for each core in advance. A sweep needs only a few.
     "RAY_prestart_worker_first_driver": "0",
-    # By default, Ray lowers the priority of workers (to niceness 15). Beside another process on each core, a trial then
-    # has 3% of a core.
+    # By default, Ray lowers the priority of workers (to niceness 15). If another process runs on each core, a trial
+    # then has 3% of a core.
     "RAY_worker_niceness": "0",
     # The future default. Ray prints a warning if the variable is not set.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -177,7 +177,8 @@ def test_a_cost_finds_the_fastest_number_of_gpus(capsys: pytest.CaptureFixture[s
 def test_the_cheapest_number_of_gpus_is_named_if_none_meets_the_cost() -> None:
     with pytest.raises(UserInputError) as refusal:
         answer(read_request([*FIXED, "max_cost=1000"]))
-    named = re.search(r"^max_cost=1000: train_tokens=1e\+12 on ([\d,]+) GPUs, the cheapest number found, cost", str(refusal.value))
+    found = r"^max_cost=1000: train_tokens=1e\+12 on ([\d,]+) GPUs, the cheapest number found, cost"
+    named = re.search(found, str(refusal.value))
     assert named and "fewer GPUs" not in str(refusal.value)
     cheapest = plan_cost(f"gpus={named[1].replace(',', '')}")[1]
     assert all(cheapest <= plan_cost(f"gpus={gpus}")[1] for gpus in (8, 64, 512, 4096))
