@@ -73,9 +73,10 @@ def product_s(placed: PlacedJob, product: Product, dtype: str) -> float:
     traffic = product.count * (read * element_bytes + placed.element_bytes * product.rows * product.n)
     traffic_s, flops = traffic / (device.memory_gb_s * 1e9), product.flops
     overhead = PRODUCT_OVERHEAD_S * (2 if product.grouped else product.count)
+    if product.grouped and not is_measured:
+        rate *= GROUPED_SHARE
+        overhead += GROUPED_EXPOSED * traffic_s * is_low
     if product.grouped:
-        overhead += GROUPED_EXPOSED * traffic_s if is_low and not is_measured else 0.0
-        rate *= 1.0 if is_measured else GROUPED_SHARE
         tiles = product.rows / GROUPED_ROWS
         flops *= (math.ceil(tiles) if placed.job.expert_loads == "equal" else max(1.0, tiles + 0.5)) / tiles
     return max(flops / rate, traffic_s) + overhead

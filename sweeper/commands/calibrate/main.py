@@ -130,7 +130,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
         grouped_tflops=rates.grouped_tflops(rows["grouped"]),
         copy_gb_s=bandwidths.get("copy"),
         update_gb_s=bandwidths.get("update"),
-        launch_us=rates.launch_us(rows.get("launch", [])),
+        launch_us=rates.launch_us(rows["launch"][0]) if rows.get("launch") else None,
         attention=rates.attention_rates(rows["attention"], reference.value, headroom),
     )
     write_calibration(path, calibration)

@@ -67,14 +67,12 @@ def grouped_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
     }
 
 
-def launch_us(rows: Sequence[Row]) -> Figure | None:
+def launch_us(row: Row) -> Figure:
     """Return the microseconds between small GEMMs that run back to back, which their launches determine."""
-    for row in rows:
-        figure = figure_of(row, "tflops_sustained")
-        flops = 2 * float(row["param.m"]) * float(row["param.n"]) * float(row["param.k"])
-        low, high = (flops / rate / 1e6 if rate else None for rate in (figure.high, figure.low))
-        return Figure(flops / figure.value / 1e6, low, high)
-    return None
+    figure = figure_of(row, "tflops_sustained")
+    flops = 2 * float(row["param.m"]) * float(row["param.n"]) * float(row["param.k"])
+    low, high = (flops / rate / 1e6 if rate else None for rate in (figure.high, figure.low))
+    return Figure(flops / figure.value / 1e6, low, high)
 
 
 def figure_of(row: Row, metric: str) -> Figure:

@@ -100,9 +100,8 @@ def check_load(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(node, problem, "find them with top", affects_results=False)
     if (niceness := state.get("niceness", 0)) > 0:
         problem = f"Ray's workers run at niceness {niceness}, so other processes take their cores"
-        yield Finding(
-            node, problem, "set RAY_worker_niceness=0 for ray start, whose default is 15", affects_results=False
-        )
+        remedy = "set RAY_worker_niceness=0 for ray start, whose default is 15"
+        yield Finding(node, problem, remedy, affects_results=False)
 
 
 def check_counters(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:

@@ -156,19 +156,7 @@ def head_lines(answer: Answer) -> list[str]:
     of_file = problem.reading.layout if problem.reading else None
     given = {name: value for name, value in problem.given.items() if of_file is None or value != getattr(of_file, name)}
     lines += [f"given     {write_words(dict(sorted(given.items())))}"] if given else []
-    if answer.rates:
-        rates, wanted, last, ends = answer.rates, answer.request.daily_tokens or 0.0, cluster.gpus, (1, 1 - error_share)
-        fewer, enough = ([n for n, rate in rates.items() if (rate < wanted) == is_low] for is_low in (True, False))
-        too_few = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
-        if wanted and enough[0] < last:
-            more = enough[0] / rates[enough[0]] / (last / rates[last]) - 1
-            too_few += f"; {enough[0]:,} GPUs are enough, but need {more:.0%} more GPU-hours"
-        if at_least := answer.request.gpus:
-            too_few += f"; gpus={at_least:,} is the fewest that were tried"
-        rate, slow = (round_to_band(rates[last] * end / 1e9, error_share, wanted / 1e9 or math.nan) for end in ends)
-        failures = ", failures included," * (answer.request.tokens_per_day is None)
-        by_band = f"{failures} by the middle of the band, {slow}B at its slow end"
-        lines.append(f"reached   by {last:,} GPUs {rate}B tokens a day{by_band}{too_few}")
+    lines += [f"reached   by {describe_reached(answer, error_share)}"] if answer.rates else []
     estimate = answer.best.estimate
     step_s, memory = estimate.step.total_s, estimate.memory
     # The allocator releases what it reserves beyond the usable memory (see `fills_memory`).
@@ -183,6 +171,21 @@ def head_lines(answer: Answer) -> list[str]:
         f"{INDENT}memory needs up to {bound_gib(memory, job, cluster):.0f} of {cluster.usable_gib:.0f} usable GiB; the "
         f"framework reports {memory.allocated_gib:.0f} allocated, {reserved_gib:.0f} reserved, partly to spare",
     ]
+
+
+def describe_reached(answer: Answer, error_share: float) -> str:
+    """Describe the rate of the number of GPUs that was found, and the numbers that are too few or take more time."""
+    rates, wanted, found = answer.rates, answer.request.daily_tokens or 0.0, answer.problem.cluster.gpus
+    fewer, fewest = [n for n, rate in rates.items() if rate < wanted], min(n for n in rates if rates[n] >= wanted)
+    others = f"; too few are {fewer[-1]:,} GPUs" if fewer else ""
+    if wanted and fewest < found:
+        more = fewest / rates[fewest] / (found / rates[found]) - 1
+        others += f"; {fewest:,} GPUs are enough, but need {more:.0%} more GPU-hours"
+    others += f"; gpus={answer.request.gpus:,} is the fewest that were tried" if answer.request.gpus else ""
+    middle, target = rates[found] / 1e9, wanted / 1e9 or math.nan
+    rate, slow = (round_to_band(middle * end, error_share, target) for end in (1, 1 - error_share))
+    failures = ", failures included," * (answer.request.tokens_per_day is None)
+    return f"{found:,} GPUs {rate}B tokens a day{failures} by the middle of the band, {slow}B at its slow end{others}"
 
 
 def file_lines(problem: Problem, reading: FileReading) -> list[str]:
