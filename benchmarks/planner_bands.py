@@ -2,7 +2,8 @@
 
 Split-conformal over sources: a run is estimated with efficiencies fitted without its source. Its distance is the number
 of properties that runs of other sources lack. All sources weigh the same, since their runs have correlated errors. The
-conformal score is the error divided by the trainer's factor, which does not depend on the run's source either.
+conformal score is the error divided by the trainer's factor and by that of its side, since errors below the estimate
+are larger than those above. Neither factor depends on the run's source.
 """
 
 import csv
@@ -10,8 +11,8 @@ import math
 import random
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from benchmarks.planner_rows import PublishedRun
 from workloads.estimator.estimate import BANDS, COVERED, Known, bands
@@ -31,11 +32,9 @@ class Residual:
     distance: int
 
     @property
-    def size(self) -> float:
-        """The error that a band must cover; for memory, only measurements above the estimate count."""
-        if self.family != "memory":
-            return abs(self.error_percent)
-        return max(0.0, 100 / (1 + self.error_percent / 100) - 100)
+    def deviation_percent(self) -> float:
+        """By how much the measured rate, or the measured memory, is above its estimate."""
+        return self.error_percent if self.family != "memory" else 100 / (1 + self.error_percent / 100) - 100
 
 
 def known_of(runs: Iterable[PublishedRun]) -> Known:
@@ -65,94 +64,115 @@ def trainer_factors(some: Iterable[Residual]) -> dict[str, float]:
     """Return the mean error of each trainer's step times, relative to that of all, with equal weight for each source
     and with one more source that has the mean error of all. Memory has no factors."""
     some = [residual for residual in some if residual.family != "memory"]
-    counts = Counter(residual.run.source for residual in some)
-
-    def mean(theirs: Sequence[Residual]) -> float:
-        weights = [1 / counts[each.run.source] for each in theirs]
-        return sum(each.size * weight for each, weight in zip(theirs, weights, strict=True)) / sum(weights)
-
-    factors = {}
+    factors, mean_of_all = {}, _mean(some, abs) if some else 1.0
     for name in sorted({residual.run.job.trainer for residual in some}):
         theirs = [residual for residual in some if residual.run.job.trainer == name]
         sources = len({each.run.source for each in theirs})
-        factors[name] = (sources * mean(theirs) / mean(some) + 1) / (sources + 1)
+        factors[name] = (sources * _mean(theirs, abs) / mean_of_all + 1) / (sources + 1)
     return factors
 
 
-def _scores(some: Sequence[Residual]) -> list[Residual]:
-    """Divide errors by the factors of their trainers, computed without their own sources."""
+def side_factors(some: Sequence[Residual]) -> tuple[float, float]:
+    """Return the typical error of rates below their estimates and of rates above, relative to that of all. It is the
+    geometric mean of 1 plus the percent, so that a few large errors do not widen the band of every plan."""
+    sides = ([each for each in some if each.deviation_percent * sign > 0] or some for sign in (-1, 1))
+    below, above, both = (_mean(each, lambda percent: math.log1p(abs(percent))) for each in (*sides, some))
+    return math.expm1(below) / math.expm1(both), math.expm1(above) / math.expm1(both)
+
+
+def _mean(some: Sequence[Residual], value: Callable[[float], float]) -> float:
+    """Return the mean of a function of the deviations, with equal weight for each source."""
+    counts = Counter(residual.run.source for residual in some)
+    return sum(value(each.deviation_percent) / counts[each.run.source] for each in some) / len(counts)
+
+
+def band_ends(some: Sequence[Residual]) -> list[tuple[float, float]]:
+    """Return how far the bands reach below and above an estimate, in percent of it, at each distance and for a trainer
+    with the factor 1. 90% of rates are between both ends, 90% of memory is above the lower and 90% below the upper."""
+    if any(each.family == "memory" for each in some):
+        sides = (_widths(some, lambda each, sign=sign: max(0.0, sign * each.deviation_percent)) for sign in (-1, 1))
+        return [*zip(*sides, strict=True)]
     others = {name: [each for each in some if each.run.source != name] for name in {each.run.source for each in some}}
-    factors = {source: trainer_factors(rest) for source, rest in others.items()}
-    return [
-        replace(each, error_percent=each.error_percent / factors[each.run.source].get(each.run.job.trainer, 1.0))
-        for each in some
-    ]
+    factors = {name: (trainer_factors(rest), side_factors(rest)) for name, rest in others.items()}
+
+    def score(each: Residual) -> float:
+        trainers, sides = factors[each.run.source]
+        return abs(each.deviation_percent) / trainers.get(each.run.job.trainer, 1.0) / sides[each.deviation_percent > 0]
+
+    below, above = side_factors(some)
+    return [(width * below, width * above) for width in _widths(some, score)]
 
 
-def half_widths(some: Iterable[Residual]) -> list[int]:
-    """Return the half width of the band at each distance for a trainer with the factor 1, in whole percent as in the
-    planner's table: never narrower than at a smaller distance."""
+def _widths(some: Iterable[Residual], score: Callable[[Residual], float]) -> list[float]:
+    """Return the score that covers the runs at each distance: never lower than at a smaller distance."""
     by_distance: dict[int, list[Residual]] = defaultdict(list)
-    for residual in _scores(list(some)):
+    for residual in some:
         by_distance[residual.distance].append(residual)
-    widths: list[int] = []
+    widths: list[float] = []
     for distance in range(DISTANCES):
         members = by_distance[distance]
         if len({residual.run.source for residual in members}) < FEW_SOURCES:
             members = [residual for nearer in range(distance + 1) for residual in by_distance[nearer]]
-        widths.append(max([math.ceil(_quantile(members)), *widths]))
+        widths.append(max([_quantile(members, score), *widths]))
     return widths
 
 
-def _quantile(members: Sequence[Residual]) -> float:
-    """Return the error that covers 90% of sources, with the split-conformal correction for the number of sources."""
+def _quantile(members: Sequence[Residual], score: Callable[[Residual], float]) -> float:
+    """Return the score that covers 90% of sources, with the split-conformal correction for the number of sources."""
     counts = Counter(residual.run.source for residual in members)
     level = min(1.0, COVERED * (1 + 1 / max(1, len(counts))))
-    covered, size = 0.0, 0.0
-    for residual in sorted(members, key=lambda residual: residual.size):
+    covered, largest = 0.0, 0.0
+    for residual in sorted(members, key=score):
         if covered >= level - 1e-9:
             break
         covered += 1 / counts[residual.run.source] / len(counts)
-        size = residual.size
-    return size
+        largest = score(residual)
+    return largest
 
 
 @dataclass(frozen=True)
 class Coverage:
     """How well bands fitted to other sources cover a family's runs."""
 
-    share: float  # the mean over sources
+    share: float  # the mean over sources; of memory, only measurements above the band are not covered
     interval: tuple[float, float]  # the share's 95% interval, with resampled sources
-    median_width: float  # half of the band, in percent
+    median_ends: tuple[float, float]  # how far the bands reach below and above the estimate, in percent
     by_source: Mapping[str, float]
 
 
 def coverage(some: Sequence[Residual]) -> Coverage:
-    shares, widths = {}, []
+    shares, ends = {}, []
     for source in sorted({residual.run.source for residual in some}):
         theirs = [residual for residual in some if residual.run.source == source]
         others = [residual for residual in some if residual.run.source != source]
-        limits, factors = half_widths(others), trainer_factors(others)
-        half = [limits[each.distance] * factors.get(each.run.job.trainer, 1.0) for each in theirs]
-        widths += half
-        shares[source] = statistics.fmean(each.size <= width for each, width in zip(theirs, half, strict=True))
+        limits, factors = band_ends(others), trainer_factors(others)
+        covered = []
+        for each in theirs:
+            below, above = (end * factors.get(each.run.job.trainer, 1.0) for end in limits[each.distance])
+            ends.append((below, above))
+            is_above_lower = each.family == "memory" or each.deviation_percent >= -below
+            covered.append(is_above_lower and each.deviation_percent <= above)
+        shares[source] = statistics.fmean(covered)
     draw, values = random.Random(0), list(shares.values())
     means = sorted(statistics.fmean(draw.choices(values, k=len(values))) for _ in range(DRAWS))
     interval = means[round(0.025 * (DRAWS - 1))], means[round(0.975 * (DRAWS - 1))]
-    return Coverage(statistics.fmean(values), interval, statistics.median(widths), shares)
+    below, above = (statistics.median(some) for some in zip(*ends, strict=True))
+    return Coverage(statistics.fmean(values), interval, (below, above), shares)
 
 
 def write_bands(found: Sequence[Residual], families: Iterable[str]) -> None:
     with BANDS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         numbers = ("runs", "sources", "low", "gpus", "tokens", "parameters")
-        writer.writerow(["family", "distance", "error_percent", *numbers, "factors", "pairs"])
+        writer.writerow(["family", "distance", "below_percent", "above_percent", *numbers, "factors", "pairs"])
         for family in families:
             theirs = [residual for residual in found if residual.family == family]
             known = known_of(residual.run for residual in theirs)
             sources, low = {each.run.source for each in theirs}, sum(each.error_percent < 0 for each in theirs)
             factors = " ".join(f"{name}={factor:.2f}" for name, factor in trainer_factors(theirs).items())
-            for distance, width in enumerate(half_widths(theirs)):
+            for distance, ends in enumerate(band_ends(theirs)):
                 counts = (len(theirs), len(sources), low, known.gpus, known.tokens, known.parameters)
-                writer.writerow([family, distance, width, *counts, factors, " ".join(sorted(known.pairs))])
+                writer.writerow(
+                    [family, distance, *map(math.ceil, ends), *counts, factors, " ".join(sorted(known.pairs))]
+                )
     bands.cache_clear()

@@ -28,7 +28,7 @@ from benchmarks.planner import (
     score_all,
     score_left_out,
 )
-from benchmarks.planner_bands import DISTANCES, Residual, coverage, half_widths, trainer_factors
+from benchmarks.planner_bands import DISTANCES, Residual, band_ends, coverage, trainer_factors
 from benchmarks.planner_calibration import NEUTRAL, calibrate, neutral_constants
 from benchmarks.planner_rows import PublishedRun
 from sweeper.preflight.calibration import calibrate_device, read_calibration
@@ -171,7 +171,7 @@ def page() -> str:
 
 
 def _summary(found: Sequence[Residual]) -> Iterator[str]:
-    yield "| | rows | sources | MAPE | mean over sources | median | covered by a 90% band | its 95% | half the band |"
+    yield "| | rows | sources | MAPE | mean over sources | median | covered by a 90% band | its 95% | median band |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     for family in FAMILIES:
         some = [each for each in found if each.family == family]
@@ -183,24 +183,30 @@ def _summary(found: Sequence[Residual]) -> Iterator[str]:
         yield (
             f"| {family} | {len(some)} | {len(sources)} | {_mean(sizes):.1f}% | {_mean(by_source):.1f}% "
             f"| {statistics.median(sizes):.1f}% | {covered.share:.0%} | {low:.0%} to {high:.0%} "
-            f"| {covered.median_width:.0f}% |"
+            f"| {_show_ends(family, covered.median_ends)} |"
         )
 
 
 def _bands(found: Sequence[Residual]) -> Iterator[str]:
-    yield "Plans print a band. The table has half its width, by the number of things in a plan that no row has: the"
-    yield "device, the trainer, the two together, as many GPUs, as long sequences. A band of memory extends only"
-    yield "above the estimate. Bands of step times are multiplied by the trainer's factor: its sources' mean error,"
-    yield "relative to that of all and shrunk toward it as if one more source had shown it. For coverage and for the"
-    yield "conformal score of a run, factors leave out the run's source."
+    yield "Plans print a band of rates. The table has its ends, by the number of things in a plan that no row has:"
+    yield "the device, the trainer, the two together, as many GPUs, as long sequences. Rates are more often and"
+    yield "farther below their estimates than above, so each side has a factor: the geometric mean of 1 plus its"
+    yield "errors in percent. Of memory, plans use the upper end. Bands of rates are multiplied by the trainer's"
+    yield "factor: its sources' mean error, relative to that of all and shrunk toward it as if one more source had"
+    yield "shown it. For coverage and for the conformal score of a run, factors leave out the run's source."
     yield ""
     yield "| | nothing | one thing | two or more | factors |"
     yield "|---|" + "---:|" * DISTANCES + "---|"
     for family in FAMILIES:
         theirs = [each for each in found if each.family == family]
-        widths = " | ".join(f"{math.ceil(width)}%" for width in half_widths(theirs))
+        widths = " | ".join(_show_ends(family, ends) for ends in band_ends(theirs))
         factors = ", ".join(f"{name} {factor:.2f}" for name, factor in trainer_factors(theirs).items())
         yield f"| {family} | {widths} | {factors} |"
+
+
+def _show_ends(family: str, ends: tuple[float, float]) -> str:
+    below, above = map(math.ceil, ends)
+    return f"+{above}%" if family == "memory" else f"-{below}% to +{above}%"
 
 
 def _aims(files: Mapping[Path, tuple[list[PublishedRun], Any]], found: Sequence[Residual]) -> Iterator[str]:
@@ -215,7 +221,7 @@ def _aims(files: Mapping[Path, tuple[list[PublishedRun], Any]], found: Sequence[
         error, share, counts = _mean_size(published[family]), order[family]["percent"], order[family]
         errors.append(_mark(f"{error:.2f}% of {len(published[family])}", error <= most))
         pairs.append(_mark(f"{counts['right']} of {counts['pairs']} ({share:.1f}%)", share >= 97))
-        width = coverage(by_family[family]).median_width
+        width = sum(coverage(by_family[family]).median_ends) / 2
         twice = 2 * statistics.median(abs(each.error_percent) for each in by_family[family])
         widths.append(_mark(f"{width:.0f}%; {twice:.1f}%", width <= twice))
         neutral_errors.append(f"{_mean_size(neutral[family]):.1f}%")

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workloads.api.contract import BandEnds
+
 MAX_WHOLE = 2**53  # floats represent every integer up to this number
 MAX_DECIMALS = 16
 DOUBTFUL = "; doubtful: "  # part of the verdict if the rounds of a finalist differ by more than noise
@@ -36,6 +38,15 @@ def round_to_band(value: float, error_share: float, apart_from: float = math.nan
     decimals = decimals_apart(value, apart_from, -place)
     rounded = round(value, decimals) + 0.0
     return f"{rounded:,.{max(0, decimals)}f}"
+
+
+def show_range(value: float, ends: BandEnds, limit: float | None = None, *, is_rate: bool = False) -> str:
+    """Format a rate, or a quantity proportional to time, with the range of its error band, as in `6.4 (4 to 16)`. All
+    three are on the same side of a `limit` as without rounding."""
+    low, high = 1 - ends.below, 1 + ends.above
+    factors = (1, low, high) if is_rate else (1, 1 / high, 1 / low)
+    expected, least, most = (round_to_band(value * factor, ends.half_width, limit or math.nan) for factor in factors)
+    return f"{expected} ({least} to {most})"
 
 
 def decimals_apart(first: float, second: float, least: int) -> int:

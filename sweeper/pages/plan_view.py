@@ -127,11 +127,12 @@ def show_plan(plan: SweepPlan) -> bool:
 
 
 def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:
-    error_share, meaning = plan.find_band()
+    ends, meaning = plan.find_band()
+    error_share = ends.half_width
     if not plan.target.is_gpu:
         console.print("note     estimates for a CPU give the order of points, not their speed")
     else:
-        console.print(f"band     {error_share:.0%} of the rate: {meaning}", soft_wrap=True)
+        console.print(f"band     {ends} the rate: {meaning}", soft_wrap=True)
     if plan.resolved.workload.estimates_plans:
         console.print("rates    of the catalogue, with PCIe to the host; a trial plans with its GPU's measured rates")
     if plan.calibration:
@@ -179,7 +180,7 @@ def _show_candidates(estimates: CostEstimates, work: Sequence[str], error_share:
     console.print(f"{count(len(estimates.valid), 'valid point')}, the most promising first:")
     if too_large := sum(cost_model.exceeds_memory(candidate, estimates.machine) for candidate in estimates.valid):
         usable = f"{estimates.machine.memory_gib:.0f} GiB that are usable"
-        band = f"the estimate of memory is up to {bands()['memory'][0].error_share:.0%} too high"
+        band = f"the estimate of memory is up to {bands()['memory'][0].ends.below:.0%} too high"
         console.print(f"the last {too_large} need more than the {usable}, unless {band}", soft_wrap=True)
     first, *others = (headings[name] for name in shown)
     heading = ["#", first, "differs %", *others, "point"]

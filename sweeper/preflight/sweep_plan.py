@@ -23,7 +23,7 @@ from sweeper.preflight.clusters import build_machine, choose_topology
 from sweeper.preflight.cost_model import CostEstimates
 from sweeper.preflight.devices import describe_problems, select_devices
 from workloads.api import registry
-from workloads.api.contract import Machine, ProgramFailed
+from workloads.api.contract import BandEnds, Machine, ProgramFailed
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import COST, METRICS, Need, find_missing, find_source, get_metric
 from workloads.api.secrets import masked
@@ -121,8 +121,8 @@ class SweepPlan:
             raise ProgramFailed(f"{text}\n{missing}")
         return text
 
-    def find_band(self) -> tuple[float, str]:
-        """Return the error band of the first point's estimate: the half-width as a share, and the basis of the band."""
+    def find_band(self) -> tuple[BandEnds, str]:
+        """Return the error band of the first point's estimate, and the basis of the band."""
         return self.resolved.workload.find_band(self._first_parameters(), self.machine)
 
     def _first_parameters(self) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import Field, dataclass, field, fields
 from importlib import import_module
 from itertools import product
 from numbers import Real
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from workloads.api.metrics import find_source
 from workloads.hardware.cluster import UNKNOWN_CLUSTER, Cluster
@@ -126,6 +126,20 @@ class Machine:
     ranks_per_node: int
     memory_gib: float | None = None  # memory of one device that a trial can use
     cluster: Cluster = UNKNOWN_CLUSTER  # the trial's devices and links, for the planner's estimates
+
+
+class BandEnds(NamedTuple):
+    """How far an error band reaches below and above an estimate, as fractions of the estimate."""
+
+    below: float
+    above: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.below + self.above) / 2
+
+    def __str__(self) -> str:
+        return f"{self.below:.0%} below to {self.above:.0%} above"
 
 
 @dataclass(frozen=True)
@@ -299,8 +313,8 @@ class Workload:
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
         raise NotImplementedError
 
-    def find_band(self, parameters: Any, machine: Machine) -> tuple[float, str]:
-        """Return half the width of the estimates' band, as a fraction of the step time, and the band's basis."""
+    def find_band(self, parameters: Any, machine: Machine) -> tuple[BandEnds, str]:
+        """Return the error band of estimated rates, and the band's basis."""
         raise NotImplementedError
 
     def list_candidates(

@@ -8,7 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Literal
 
-from workloads.api.contract import Estimate, Infeasible, Machine, Measurement, Rank, Scalar, Workload, is_file_name
+from workloads.api.contract import (
+    BandEnds,
+    Estimate,
+    Infeasible,
+    Machine,
+    Measurement,
+    Rank,
+    Scalar,
+    Workload,
+    is_file_name,
+)
 from workloads.command.layouts import SETTABLE_FIELDS, estimate_layout, read_job
 from workloads.command.template import PLACEHOLDERS, fill, find_placeholders
 from workloads.estimator.estimate import find_band
@@ -186,6 +196,6 @@ class LayoutCommand(Command):
     def estimate(self, parameters: Any, machine: Machine) -> Estimate:
         return estimate_layout(self.settings, vars(parameters), machine)
 
-    def find_band(self, parameters: Any, machine: Machine) -> tuple[float, str]:
+    def find_band(self, parameters: Any, machine: Machine) -> tuple[BandEnds, str]:
         band = find_band(read_job(self.settings, vars(parameters), machine), machine.cluster)
-        return band.error_share, band.meaning
+        return band.ends, band.meaning

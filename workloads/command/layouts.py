@@ -46,7 +46,7 @@ def estimate_layout(settings: CommandSettings, values: Mapping[str, Any], machin
     memory = {}
     if settings.trainer:
         memory["memory_gib"] = memory_gib = peak_memory(job, cluster).needed_gib
-        least_gib = memory_gib * (1 - bands()["memory"][-1].error_share)
+        least_gib = memory_gib * (1 - bands()["memory"][-1].ends.below)
         if machine.memory_gib is not None and least_gib > machine.memory_gib:
             reason = f"needs {least_gib:.1f} GiB of device memory at least, the device has {machine.memory_gib:.1f}"
             return Estimate(reason, "the layout fits into memory", memory, description)

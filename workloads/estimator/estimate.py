@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from workloads.api.contract import BandEnds
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
 
@@ -137,23 +138,24 @@ LARGEST_SHARE = 0.9  # a band that is wider would reach a rate of zero
 
 @dataclass(frozen=True)
 class Band:
-    """The error band around estimates for a family of jobs, at a given distance from the measured runs."""
+    """The error band around estimates for a family of jobs, at a given distance from the measured runs.
 
-    # Half the band's width or, for memory, the part above the estimate. The band covers 90% of the runs at this
-    # distance. Each run's comparison leaves out the run's own source.
-    error_share: float
+    The rates of 90% of the runs at this distance are within the band. For memory, 90% are below its upper end and 90%
+    above its lower end. Each run's comparison leaves out the run's own source.
+    """
+
+    ends: BandEnds
     runs: int  # number of runs of this family, at any distance
     sources: int
-    low: int  # the number of these runs that were estimated to be faster, or to need less memory, than measured
+    low: int  # the number of these runs that were slower, or needed more memory, than estimated
     known: Known
     factors: Mapping[str, float]  # how wide the bands of trainers with measured runs are, relative to other trainers
 
     @property
     def meaning(self) -> str:
         runs = f"{self.runs} measured runs of {self.sources} sources"
-        return (
-            f"{COVERED:.0%} of {runs}, each left out, are within their trainers' bands, {self.low} above the estimate"
-        )
+        slower = f"{self.low} are slower than estimated"
+        return f"{COVERED:.0%} of {runs}, each left out, are within their trainers' bands; {slower}"
 
 
 @cache
@@ -166,7 +168,8 @@ def bands() -> dict[str, tuple[Band, ...]]:
             known = Known(**limits, pairs=frozenset(row["pairs"].split()))
             numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
             factors = {name: float(factor) for name, factor in (each.split("=") for each in row["factors"].split())}
-            band = Band(float(row["error_percent"]) / 100, **numbers, known=known, factors=factors)
+            ends = BandEnds(*(float(row[f"{side}_percent"]) / 100 for side in ("below", "above")))
+            band = Band(ends, **numbers, known=known, factors=factors)
             families[row["family"]] = (*families.get(row["family"], ()), band)
     return families
 
@@ -178,4 +181,4 @@ def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
     band = [nearest, *farther][min(distance, len(farther))]
     kinds = [factor for trainer, factor in band.factors.items() if trainer.startswith(f"{job.trainer}-")]
     factor = band.factors.get(job.trainer) or max(kinds, default=1.0)
-    return replace(band, error_share=min(LARGEST_SHARE, factor * band.error_share))
+    return replace(band, ends=BandEnds(min(LARGEST_SHARE, factor * band.ends.below), factor * band.ends.above))

@@ -23,7 +23,7 @@ Options = Mapping[str, Sequence[Any]]  # the values that a search tries, by layo
 
 def bound_gib(memory: StageMemory, job: Job, cluster: Cluster) -> float:
     """Return a layout's memory in GiB, plus its error band. A layout fits if this much memory is usable."""
-    return memory.needed_gib * (1 + find_band(job, cluster, "memory").error_share)
+    return memory.needed_gib * (1 + find_band(job, cluster, "memory").ends.above)
 
 
 def fills_memory(memory: StageMemory, cluster: Cluster) -> bool:
@@ -64,7 +64,7 @@ def find_layouts(
     """Return the `keep` fastest layouts that fit. See `list_families` for `options` and `fixed`. `again` is the search
     of an earlier result, for a device that differs only in memory; it keeps the costs of layouts."""
     search = again or Search(job, cluster, options, fixed)
-    for share in (1 + find_band(job, cluster, "memory").error_share, 1.0):
+    for share in (1 + find_band(job, cluster, "memory").ends.above, 1.0):
         search.run(keep, cluster.usable_gib / share)
         if search.best or search.smallest is None or search.smallest_gib > cluster.usable_gib:
             break

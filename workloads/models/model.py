@@ -353,7 +353,7 @@ class Model:
         streams = self.streams * self.residual_features + self.streams + 1 if self.streams else 0
         return self.embedding_weights + self.norm_weights + (0 if self.tied else self.head_weights) + streams
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """Return the total number of parameters: 8,030,261,248 for Llama 3 8B."""
         return sum(map(self.block_parameters, range(self.layers))) + self.embedding_and_head_parameters

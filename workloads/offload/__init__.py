@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workloads.api.contract import Candidate, Machine, Scalar, Workload
+from workloads.api.contract import BandEnds, Candidate, Machine, Scalar, Workload
 from workloads.api.recipes import RECIPES, unsupported_block_rate_reason
 from workloads.models.model import MODELS, Model, ModelName
 from workloads.models.routing import Routing, check_imbalance
@@ -155,10 +155,10 @@ class Offload(Workload):
 
         return list_candidates(dimensions, constants, machine)
 
-    def find_band(self, parameters: OffloadParameters, machine: Machine) -> tuple[float, str]:
+    def find_band(self, parameters: OffloadParameters, machine: Machine) -> tuple[BandEnds, str]:
         # benchmarks/results: offload_h200_cells.csv, offload_gang_h100.md and offload_70b_h200.md; the rate of the head
         # and the cost of collectives were chosen after seeing these rows
-        return 0.15, "the largest error of 21 trials on H200s and H100s; other GPUs were not compared"
+        return BandEnds(0.15, 0.15), "the largest error of 21 trials on H200s and H100s; other GPUs were not compared"
 
     def preview(self, parameters: OffloadParameters, machine: Machine) -> str:
         reason = infeasible_reason(parameters.dtype, parameters.sequence_length, machine.architecture, parameters.shape)

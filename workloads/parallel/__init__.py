@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Literal
 
-from workloads.api.contract import Candidate, Estimate, Machine, Scalar, Workload
+from workloads.api.contract import BandEnds, Candidate, Estimate, Machine, Scalar, Workload
 from workloads.api.recipes import unsupported_block_rate_reason
 from workloads.estimator.estimate import find_band
 from workloads.estimator.memory import peak_memory
@@ -266,11 +266,11 @@ class Parallel(Workload):
         metrics = {"memory_gib": memory_gib, **parameters.estimate_speed(machine)}
         return Estimate(metrics=metrics, description=description)
 
-    def find_band(self, parameters: ParallelParameters, machine: Machine) -> tuple[float, str]:
+    def find_band(self, parameters: ParallelParameters, machine: Machine) -> tuple[BandEnds, str]:
         band = find_band(parameters.job, machine.cluster)
         natural = parameters.job.expert_loads == "natural" and parameters.ep > 1
         assumed = ". Natural routing is planned as if each rank had equally many tokens; trials record rank_imbalance"
-        return band.error_share, band.meaning + assumed * natural
+        return band.ends, band.meaning + assumed * natural
 
     def list_candidates(
         self, dimensions: Mapping[str, Sequence[Scalar]], constants: Mapping[str, Scalar], machine: Machine

@@ -260,9 +260,11 @@ def compare_with_plan(request: DiagnoseRequest, step_s: float) -> tuple[str, boo
         best = search(problem, keep=1).best[0]
     except UserInputError as error:
         return f"not compared with a plan: {error}", False
-    planned_s, band = best.estimate.step.total_s, find_band(problem.job, problem.cluster).error_share
-    is_slower = step_s > planned_s * (1 + band)
-    shown = f"{format_number(step_s)} s a step, {format_number(planned_s)} planned ± {band:.0%}"
+    planned_s, ends = best.estimate.step.total_s, find_band(problem.job, problem.cluster).ends
+    slowest_s = planned_s / (1 - ends.below)
+    is_slower = step_s > slowest_s
+    planned = f"{format_number(planned_s)} planned, up to {format_number(slowest_s)} in its band"
+    shown = f"{format_number(step_s)} s a step, {planned}"
     return f"slower than the plan: {shown}" if is_slower else f"within the plan's band: {shown}", is_slower
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from sweeper.commands.plan.request import TOKENS_PER_STEP, PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
-from sweeper.common.format import round_to_band
+from sweeper.common.format import show_range
+from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, StageMemory, find_band
 from workloads.estimator.questions import Reliability, TrainingRun, alternatives, training_run
@@ -42,9 +43,13 @@ class Answer:
         return self.result.best[0]
 
     @property
+    def ends(self) -> BandEnds:
+        """The error band of rates."""
+        return find_band(self.problem.job, self.problem.cluster).ends
+
+    @property
     def error_share(self) -> float:
-        """Half the width of the error band of rates, as a fraction of the rate."""
-        return find_band(self.problem.job, self.problem.cluster).error_share
+        return self.ends.half_width
 
 
 Report = Callable[[str], None]  # takes a line about a search that takes seconds
@@ -66,7 +71,7 @@ def answer(request: PlanRequest, report: Report = report_nothing) -> Answer:
     except NothingFits as error:
         raise NothingFits(f"{error}{_find_remedy(problem)}") from error
     estimate, faster = result.best[0].estimate, None
-    training = plan_training(request, estimate, find_band(problem.job, problem.cluster).error_share)
+    training = plan_training(request, estimate, find_band(problem.job, problem.cluster).ends)
     if problem.given:  # the given fields may exclude a faster layout
         fixed = find_trainer(problem.job.trainer).fixed_degrees()
         free = search(replace(problem, fixed=fixed, given={}), keep=1).best[0]
@@ -95,7 +100,7 @@ def _find_remedy(problem: Problem) -> str:
     return ""
 
 
-def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: float) -> TrainingRun:
+def plan_training(request: PlanRequest, estimate: JobEstimate, ends: BandEnds) -> TrainingRun:
     """Return the time and cost of training on `train_tokens`. Raises UserInputError if the cost exceeds `max_cost`."""
     tokens = request.train_tokens
     training = training_run(estimate, tokens, request.reliability, request.price[0])
@@ -103,13 +108,13 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, error_share: floa
         return training
     price = find_price(request)
     if training.cost is not None and training.cost > request.max_cost:
-        cost = round_to_band(training.cost, error_share, apart_from=request.max_cost)
+        cost = show_range(training.cost, ends, request.max_cost)
         assumed = "" if request.price_per_hour is not None else ", which is assumed"
         fewer = "" if request.finds_gpus else "fewer GPUs, or "
         number = f"{estimate.gpus:,} GPUs" + ", the cheapest number found," * request.finds_gpus
         raise UserInputError(
-            f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {number} cost {cost} (±"
-            f"{error_share:.0%}) at price_per_hour={price:g}{assumed}; {fewer}others (hardware=a,b) may cost less"
+            f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {number} cost {cost} "
+            f"at price_per_hour={price:g}{assumed}; {fewer}others (hardware=a,b) may cost less"
         )
     return training
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from sweeper.commands.plan.answer import Answer, memory_parts, tokens_of_a_day
-from sweeper.commands.plan.text import differences_table, headline, layouts_table, list_sections, show_range
-from sweeper.common.format import round_to_band
+from sweeper.commands.plan.text import differences_table, headline, layouts_table, list_sections
+from sweeper.common.format import round_to_band, show_range
 from sweeper.pages import html_page
 from sweeper.pages.chart_style import COLORS, GRAY, add_band, bar_chart_height_px
 from sweeper.pages.html_page import Chart, Table
+from workloads.api.contract import BandEnds
 from workloads.estimator.estimate import find_band
 from workloads.estimator.pipeline import build_timeline
 from workloads.estimator.search import Candidate, bound_gib
@@ -37,7 +38,7 @@ def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
         sections.append(draw_pipeline(answer))
     if len(scaling) > 1:
         rates = {gpus: candidate.estimate.tokens_per_s_per_gpu for gpus, candidate in scaling.items()}
-        sections += [Chart("Scaling", [draw_scaling(rates, error_share)]), _tabulate_scaling(scaling, error_share)]
+        sections += [Chart("Scaling", [draw_scaling(rates, answer.ends)]), _tabulate_scaling(scaling, error_share)]
     if answer.faster is not None:
         sections.append(Table("The given layout and the fastest", *differences_table(answer)))
     sections.append(Table("The fastest layouts", *layouts_table(answer)))
@@ -52,10 +53,10 @@ def list_steps(answer: Answer) -> Bars:
     for candidate in [*filter(None, [answer.faster]), *answer.result.best]:
         layout = candidate.layout
         by_division.setdefault((layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.checkpointing), candidate)
-    bars, error_share = {}, answer.error_share
+    bars = {}
     for candidate in list(by_division.values())[:MAX_BARS]:
         step = candidate.estimate.step
-        bars[f"{show_range(step.total_s, error_share)} s: {describe(candidate.layout)}"] = vars(step)
+        bars[f"{show_range(step.total_s, answer.ends)} s: {describe(candidate.layout)}"] = vars(step)
     return bars
 
 
@@ -68,7 +69,7 @@ def _draw_memory(answer: Answer) -> Chart:
         needed_gib = bound_gib(stages[rank], problem.job, problem.cluster)
         text = f"{name} pipeline rank ({rank}): up to {needed_gib:.0f} of {most_gib:.0f} GiB usable"
         bars[text] = memory_parts(stages[rank], problem)
-    error_share = find_band(problem.job, problem.cluster, "memory").error_share
+    error_share = find_band(problem.job, problem.cluster, "memory").ends.above
     chart = draw_bars("Where the memory goes", bars, COLORS_OF["memory"], "GiB", error_share)
     chart.figures[0].add_vline(x=most_gib, line={"color": GRAY, "width": 2})
     return chart
@@ -132,10 +133,10 @@ def _tabulate_scaling(scaling: Mapping[int, Candidate], error_share: float) -> T
     return Table("The fastest layout of each number of GPUs", heading, rows, note)
 
 
-def draw_scaling(rates: Mapping[int, float], error_share: float) -> go.Figure:
+def draw_scaling(rates: Mapping[int, float], ends: BandEnds) -> go.Figure:
     """Plot tokens/s per GPU, with the error band, against the number of GPUs on a logarithmic axis."""
     figure, counts, speeds = go.Figure(), list(rates), list(rates.values())
-    add_band(figure, counts, speeds, (1 - error_share, 1 + error_share), COLORS[0])
+    add_band(figure, counts, speeds, (1 - ends.below, 1 + ends.above), COLORS[0])
     figure.add_scatter(x=counts, y=speeds, mode="lines+markers", line_color=COLORS[0], showlegend=False)
     figure.update_xaxes(title="GPUs", type="log", tickvals=counts[::-2])
     return figure.update_yaxes(title="tokens/s per GPU", rangemode="tozero")

@@ -6,8 +6,9 @@ from itertools import combinations
 
 from sweeper.commands.plan.answer import Report, find_problem, plan_training, report_nothing, search
 from sweeper.commands.plan.request import PlanRequest
-from sweeper.commands.plan.text import MISSING, list_warnings, show_cost, show_range
-from sweeper.common.format import count, round_to_band
+from sweeper.commands.plan.text import MISSING, list_warnings, show_cost
+from sweeper.common.format import count, round_to_band, show_range
+from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.questions import TrainingRun
@@ -19,11 +20,11 @@ HEADING = ["hardware", "GPUs", "tokens/s per GPU", "days", "GPU-hours", "cost", 
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned run on one GPU model, and half the width of its error band."""
+    """A planned run on one GPU model, and its error band."""
 
     name: str
     training: TrainingRun
-    share: float
+    ends: BandEnds
     is_far: bool  # from any measured run
     may_not_fit: bool  # only the estimate of its memory fits, its bound does not
 
@@ -63,19 +64,19 @@ def compare_hardware(
 def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> list[str]:
     """List the questions that the error bands leave open. `ordered` pairs each plan's sort key with the plan."""
     lines, planned, pairs = [], [one for _, one in ordered], combinations(ordered, 2)
-    alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x / (1 - a.share) > y / (1 + b.share)]
+    alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x / (1 - a.ends.below) > y / (1 + b.ends.above)]
     if alike:
         lines.append(f"order     open between {', '.join(alike)}: their bands overlap")
-    runs = [(one.name, one.training, one.share) for one in planned]
+    runs = [(one.name, one.training, one.ends) for one in planned]
     days = [
-        (f"{name} {show_range(run.days, share, request.days)}", run.days / (1 - share)) for name, run, share in runs
+        (f"{name} {show_range(run.days, ends, request.days)}", run.days / (1 - ends.below)) for name, run, ends in runs
     ]
     costs = [
-        (f"{name} {show_cost(run, share, request.max_cost)}", (run.cost or 0.0) / (1 - share))
-        for name, run, share in runs
+        (f"{name} {show_cost(run, ends, request.max_cost)}", (run.cost or 0.0) / (1 - ends.below))
+        for name, run, ends in runs
     ]
-    for key, limit, ends in (("days", request.days, days), ("max_cost", request.max_cost, costs)):
-        if over := ", ".join(text for text, end in ends if end > (limit or math.inf)):
+    for key, limit, slow_ends in (("days", request.days, days), ("max_cost", request.max_cost, costs)):
+        if over := ", ".join(text for text, end in slow_ends if end > (limit or math.inf)):
             lines.append(f"{key:10}{limit:g} is met by the middle of the band, not by its slow end: {over}")
     if unfit := [one.name for one in planned if one.may_not_fit]:
         lines.append(f"memory    it may not fit on {', '.join(unfit)}; GPUs on which it fits come first")
@@ -93,22 +94,22 @@ def _row(request: PlanRequest, warnings: dict[str, int], report: Report) -> tupl
         problem, _ = find_problem(request, report)
         best = search(problem, keep=1).best[0]
         band = find_band(problem.job, problem.cluster)
-        training = plan_training(request, best.estimate, band.error_share)
+        training = plan_training(request, best.estimate, band.ends)
     except UserInputError as error:
         return None, [request.hardware, *[MISSING] * (len(HEADING) - 2), str(error)]
     job, cluster, estimate = problem.job, problem.cluster, best.estimate
-    share, power_w = band.error_share, cluster.device.power_w
+    ends, power_w = band.ends, cluster.device.power_w
     left_gib = cluster.usable_gib - bound_gib(estimate.memory, job, cluster)
     listed, missing = list_warnings(problem, best), band.known.missing(job, cluster)
     warnings[request.hardware] = len(missing) + len(listed)
-    return Planned(request.hardware, training, share, bool(missing), left_gib < 0), [
+    return Planned(request.hardware, training, ends, bool(missing), left_gib < 0), [
         request.hardware,
         f"{estimate.gpus:,}",
-        show_range(estimate.tokens_per_s_per_gpu, share, is_rate=True),
-        show_range(training.days, share, request.days),
-        round_to_band(training.gpu_hours, share),
-        show_cost(training, share, request.max_cost),
-        MISSING if power_w is None else round_to_band(training.gpu_hours * power_w / 1e6, share),
+        show_range(estimate.tokens_per_s_per_gpu, ends, is_rate=True),
+        show_range(training.days, ends, request.days),
+        round_to_band(training.gpu_hours, ends.half_width),
+        show_cost(training, ends, request.max_cost),
+        MISSING if power_w is None else round_to_band(training.gpu_hours * power_w / 1e6, ends.half_width),
         f"{left_gib:.0f}",
         f"by {job.trainer}, {job.precision}, {job.layout.global_batch:,} x {job.sequence_length:,} tokens a step",
         describe(best.layout) + " (may not fit)" * (left_gib < 0),

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from sweeper.commands.plan.answer import KEPT, SHOWN, Answer, memory_parts, tokens_of_a_day
 from sweeper.commands.plan.request import OF_EXPERTS, TOKENS_PER_STEP, PlanRequest, Problem, build_problem
-from sweeper.common.format import count, round_to_band
+from sweeper.common.format import count, round_to_band, show_range
 from sweeper.pages.terminal import draw, open_console
 from sweeper.preflight.clusters import list_mismatches
+from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.operations import LAUNCHES_S, launch_ratio
@@ -84,20 +85,20 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
 
 def headline(answer: Answer) -> str:
     """Return the answer as one sentence: the rate, and the time and cost of a training run, with error ranges."""
-    estimate, training, share = answer.best.estimate, answer.training, answer.error_share
+    estimate, training, ends = answer.best.estimate, answer.training, answer.ends
     cluster, job = answer.problem.cluster, answer.problem.job
     far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
-    rate = show_range(estimate.tokens_per_s_per_gpu * estimate.gpus, share, is_rate=True)
+    rate = show_range(estimate.tokens_per_s_per_gpu * estimate.gpus, ends, is_rate=True)
     most_gib, usable = bound_gib(estimate.memory, job, cluster), cluster.usable_gib
     unfit = f" if it fits: it may need {most_gib:.0f} of {usable:.0f} GiB" * (most_gib > usable)
     cost = ", no price is known"
     if training.cost is not None:
         price = answer.request.price[1].partition(":")[0]
-        cost = f" and cost {show_cost(training, share, answer.request.max_cost)} at {price}"
+        cost = f" and cost {show_cost(training, ends, answer.request.max_cost)} at {price}"
     return (
         f"{far}{answer.request.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s{unfit}; "
-        f"{show_tokens(training.tokens)} tokens take {show_range(training.days, share, answer.request.days)} days or "
-        f"{show_range(training.gpu_hours, share)} GPU-hours{cost}"
+        f"{show_tokens(training.tokens)} tokens take {show_range(training.days, ends, answer.request.days)} days or "
+        f"{show_range(training.gpu_hours, ends)} GPU-hours{cost}"
     )
 
 
@@ -107,16 +108,8 @@ def show_tokens(count: float) -> str:
     return f"{count / scale:g} {name}"
 
 
-def show_range(value: float, share: float, limit: float | None = None, *, is_rate: bool = False) -> str:
-    """Format a rate, or a quantity proportional to time, with the range of its error band, as in `6.4 (4 to 16)`. All
-    three are on the same side of a `limit` as without rounding."""
-    low, high = (1 - share, 1 + share) if is_rate else (1 / (1 + share), 1 / (1 - share))
-    expected, least, most = (round_to_band(value * factor, share, limit or math.nan) for factor in (1, low, high))
-    return f"{expected} ({least} to {most})"
-
-
-def show_cost(training: TrainingRun, share: float, limit: float | None) -> str:
-    return MISSING if training.cost is None else show_range(training.cost, share, limit)
+def show_cost(training: TrainingRun, ends: BandEnds, limit: float | None) -> str:
+    return MISSING if training.cost is None else show_range(training.cost, ends, limit)
 
 
 def head_lines(answer: Answer) -> list[str]:
@@ -156,7 +149,7 @@ def head_lines(answer: Answer) -> list[str]:
     of_file = problem.reading.layout if problem.reading else None
     given = {name: value for name, value in problem.given.items() if of_file is None or value != getattr(of_file, name)}
     lines += [f"given     {write_words(dict(sorted(given.items())))}"] if given else []
-    lines += [f"reached   by {describe_reached(answer, error_share)}"] if answer.rates else []
+    lines += [f"reached   by {describe_reached(answer)}"] if answer.rates else []
     estimate = answer.best.estimate
     step_s, memory = estimate.step.total_s, estimate.memory
     # The allocator releases what it reserves beyond the usable memory (see `fills_memory`).
@@ -165,7 +158,7 @@ def head_lines(answer: Answer) -> list[str]:
     return [
         *lines,
         f"best      {describe(answer.best.layout)}",
-        f"{INDENT}step {show_range(step_s, error_share)} s, "
+        f"{INDENT}step {show_range(step_s, answer.ends)} s, "
         f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
         f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)}B tokens a day",
         f"{INDENT}memory needs up to {bound_gib(memory, job, cluster):.0f} of {cluster.usable_gib:.0f} usable GiB; the "
@@ -173,7 +166,7 @@ def head_lines(answer: Answer) -> list[str]:
     ]
 
 
-def describe_reached(answer: Answer, error_share: float) -> str:
+def describe_reached(answer: Answer) -> str:
     """Describe the rate of the number of GPUs that was found, and the numbers that are too few or take more time."""
     rates, wanted, found = answer.rates, answer.request.daily_tokens or 0.0, answer.problem.cluster.gpus
     fewer, fewest = [n for n, rate in rates.items() if rate < wanted], min(n for n in rates if rates[n] >= wanted)
@@ -183,7 +176,7 @@ def describe_reached(answer: Answer, error_share: float) -> str:
         others += f"; {fewest:,} GPUs are enough, but need {more:.0%} more GPU-hours"
     others += f"; gpus={answer.request.gpus:,} is the fewest that were tried" if answer.request.gpus else ""
     middle, target = rates[found] / 1e9, wanted / 1e9 or math.nan
-    rate, slow = (round_to_band(middle * end, error_share, target) for end in (1, 1 - error_share))
+    rate, slow = (round_to_band(middle * end, answer.error_share, target) for end in (1, 1 - answer.ends.below))
     failures = ", failures included," * (answer.request.tokens_per_day is None)
     return f"{found:,} GPUs {rate}B tokens a day{failures} by the middle of the band, {slow}B at its slow end{others}"
 
@@ -294,16 +287,16 @@ def tail_lines(answer: Answer) -> list[str]:
     lines = lines or [f"with      {', '.join(answer.alternatives)}: no more than 1%"]
     if problem.job.model.experts:
         lines.append(f"routing   {describe_routing(problem.job, problem.cluster, answer.best.layout)}")
-    failures = round_to_band(training.failures, band.error_share)
+    failures = round_to_band(training.failures, band.ends.half_width)
     lines.append(f"training  loses {training.lost_share:.1%} of its time to {failures} failures and to checkpoints")
     price, max_cost = answer.request.price[1], answer.request.max_cost
     lines += [f"price     {price}"] if price else []
-    if max_cost is not None and (training.cost or 0.0) / (1 - band.error_share) > max_cost:
+    if max_cost is not None and (training.cost or 0.0) / (1 - band.ends.below) > max_cost:
         lines.append(f"max_cost  {max_cost:g} is met by the middle of the band, not by its slow end")
     trainer = problem.job.trainer
     if trainer in FORMATS and (reason := find_obstacle(problem.job, problem.given, trainer, answer.request.model)):
         lines.append(f"file      none can be written for this plan: {reason}")
-    lines.append(f"band      {band.error_share:.0%}: {band.meaning} (docs/reference/planner-scoreboard.md)")
+    lines.append(f"band      {band.ends} the rate: {band.meaning} (docs/reference/planner-scoreboard.md)")
     return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best)]
 
 

@@ -52,8 +52,8 @@ def test_layouts_are_in_the_right_order(scores: list[Any]) -> None:
 def test_later_runs_whose_times_nothing_was_fitted_to_are_within_the_published_errors() -> None:
     scores = score_all(read_runs(ROWS.with_name("planner_rows_h200_fp32.csv"))[0], efficiencies())
     summary, order = summarize(scores), pairs_in_order(scores)
-    assert summary["dense"]["rows"] == 32 and summary["dense"]["mape"] <= 5
-    assert summary["memory"]["rows"] == 34 and summary["memory"]["mape"] <= 6
+    assert summary["dense"]["rows"] == 35 and summary["dense"]["mape"] <= 5
+    assert summary["memory"]["rows"] == 37 and summary["memory"]["mape"] <= 6
     assert order["dense"]["percent"] == order["memory"]["percent"] == 100
 
 

@@ -10,7 +10,9 @@ from sweeper.commands.plan.answer import answer, find_problem, plan_training, se
 from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.request import build_problem, read_request
 from sweeper.commands.plan.side_by_side import Planned, compare_hardware, list_open
-from sweeper.commands.plan.text import head_lines, list_sections, show_range, tail_lines
+from sweeper.commands.plan.text import head_lines, list_sections, tail_lines
+from sweeper.common.format import show_range
+from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
 from workloads.estimator.questions import TrainingRun
 
@@ -64,14 +66,15 @@ def test_a_comparison_says_what_its_bands_leave_open() -> None:
 
 
 def test_the_ranges_are_those_of_the_band_of_rates() -> None:
-    assert (show_range(100.0, 0.5, is_rate=True), show_range(100.0, 0.5)) == ("100 (50 to 150)", "100 (67 to 200)")
+    ends = BandEnds(0.5, 0.3)
+    assert (show_range(100.0, ends, is_rate=True), show_range(100.0, ends)) == ("100 (50 to 130)", "100 (77 to 200)")
 
 
 @pytest.mark.parametrize("days", [30.04, 29.96, 146.2, 147.4])
 def test_a_figure_is_shown_on_the_side_of_its_limit_on_which_it_is_judged(days: float) -> None:
     for limit in (30.0, 147.0, days / 0.9 + 0.001):  # the last is near the slow end
-        figures = map(float, re.findall(r"[0-9.]+", show_range(days, 0.1, limit)))
-        for shown, exact in zip(figures, (days, days / 1.1, days / 0.9), strict=True):
+        figures = map(float, re.findall(r"[0-9.]+", show_range(days, BandEnds(0.1, 0.05), limit)))
+        for shown, exact in zip(figures, (days, days / 1.05, days / 0.9), strict=True):
             assert (shown <= limit) == (exact <= limit), (shown, exact, limit)
 
 
@@ -85,8 +88,12 @@ def test_a_gpu_on_which_a_run_may_not_fit_follows_those_on_which_it_fits() -> No
 def test_the_order_is_open_too_where_a_wide_band_overlaps_one_beyond_its_neighbor() -> None:
     request = read_request(["model=llama3_8b", "hardware=h100,h200,b200", "gpus=8", "trainer=own"])
     plans = [
-        (cost, Planned(name, TrainingRun(1.0, cost / 24, cost, cost, 0.0, 0.0), share, is_far=False, may_not_fit=False))
-        for name, cost, share in (("h100", 100.0, 0.1), ("h200", 125.0, 0.1), ("b200", 170.0, 0.57))
+        (cost, Planned(name, TrainingRun(1.0, cost / 24, cost, cost, 0.0, 0.0), ends, is_far=False, may_not_fit=False))
+        for name, cost, ends in (
+            ("h100", 100.0, BandEnds(0.1, 0.05)),
+            ("h200", 125.0, BandEnds(0.1, 0.05)),
+            ("b200", 170.0, BandEnds(0.2, 0.57)),
+        )
     ]
     (line,) = list_open(request, plans)
     assert line == "order     open between h100 and b200, h200 and b200: their bands overlap"
@@ -136,14 +143,15 @@ def test_more_gpus_than_a_rate_tries_are_refused_by_their_key() -> None:
 def test_a_number_of_days_finds_the_number_of_gpus() -> None:
     words = ["model=llama3_8b", "hardware=h100", "tp=1", "pp=1", "cp=1", "micro_batch=1"]
     given = read_request([*words, "train_tokens=1e12", "gpus=16"])
-    training = plan_training(given, search(build_problem(given), keep=1).best[0].estimate, 0.1)
+    training = plan_training(given, search(build_problem(given), keep=1).best[0].estimate, BandEnds(0.1, 0.1))
     for lost_share, gpus in ((0.0, 16), (training.lost_share / 2, 24)):  # failures included
         days = 1.00001 * training.days * (1 - lost_share)
         found = find_problem(read_request([*words, "train_tokens=1e12", f"days={days}"]))[0]
         assert found.cluster.gpus == gpus
     priced = [*words, "train_tokens=1e12", "price_per_hour=2", "gpus=8"]
     with pytest.raises(
-        UserInputError, match=r"max_cost=1000: train_tokens=1e\+12 on 8 GPUs cost [\d,]+ \(.\d+%\) at price_per_hour=2;"
+        UserInputError,
+        match=r"max_cost=1000: train_tokens=1e\+12 on 8 GPUs cost [\d,]+ \([\d,]+ to [\d,]+\) at price_per_hour=2;",
     ):
         answer(read_request([*priced, "max_cost=1000"]))
     with pytest.raises(UserInputError, match="days=3: takes the place of tokens_per_day="):

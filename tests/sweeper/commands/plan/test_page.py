@@ -10,6 +10,7 @@ from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.page import build_page, draw_bars, draw_pipeline, draw_scaling
 from sweeper.commands.plan.request import read_request
 from tests.support import browser
+from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
 
 WORDS = ["model=llama3_8b", "hardware=h100", "gpus=8", "pp=4", "tp=1", "cp=1", "micro_batch=1", "schedule=1f1b"]
@@ -34,9 +35,9 @@ def test_the_parts_of_a_bar_are_stacked_and_its_text_is_a_note() -> None:
 
 
 def test_scaling_is_drawn_over_a_logarithmic_axis_with_its_band() -> None:
-    figure = draw_scaling(dict.fromkeys((1, 4, 16), 100.0), 0.1)
+    figure = draw_scaling(dict.fromkeys((1, 4, 16), 100.0), BandEnds(0.1, 0.05))
     low, high, line = figure.data
-    assert (low.y[2], high.y[2], *line.x) == pytest.approx((90, 110, 1, 4, 16))
+    assert (low.y[2], high.y[2], *line.x) == pytest.approx((90, 105, 1, 4, 16))
     assert figure.layout.xaxis.type == "log" and figure.layout.xaxis.tickvals == (16, 1)
 
 
