@@ -1,5 +1,6 @@
 """Check nodes, GPUs and stores. Each problem becomes a finding with a remedy; this module prints nothing."""
 
+import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,23 +13,16 @@ from sweeper.config.hardware import FOREIGN_USE_GIB, Node
 from sweeper.tracking.mlflow_store import check_uri
 from workloads.api.errors import UserInputError
 
-MIN_SHARED_MEMORY_GIB = 2.0
-MIN_FREE_MEMORY_GIB = 8.0
-MIN_FREE_DISK_GIB = 5.0
 # With any of these arguments on the kernel command line, GPUs access memory without address translation.
 UNTRANSLATED = {"iommu=pt", "iommu.passthrough=1", "iommu=off", "amd_iommu=off", "intel_iommu=off"}
 UNDIVIDED = ("SPX", "NPS1")
 # GPU values that indicate problems. The worse of two readings counts.
 WORSENING = ("used_gib", "processes", "links_down", "uncorrected_errors", "retired_pages")
-# GPU counters that are reported if they rise during a test, with a description and a remedy key. NVLink errors are left
-# out, because the sum of NVML's four error counters rose by 2,574 and 2,955 in a minute on two healthy H100s.
-COUNTERS = {
-    "corrected_errors": ("corrected memory errors", "retired_pages"),
-    "pcie_replays": ("packets that were sent again on its PCIe link", "pcie"),
-}
 # A load average per core above this value shows that other processes use a node's cores.
 BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4  # for nodes with GPUs, and for nodes without
 INVENTORY = "the GPU inventory"
+CHECKS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text())  # by kind
+COUNTERS: dict[str, list[str]] = CHECKS["counters"]  # a description and a remedy, by counter
 REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # by GPU vendor, and for nodes
 
 
@@ -75,16 +69,7 @@ def check_gpu_setup(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
     """Check a node's memory, disk, processor and GPUs."""
-    if state["shared_gib"] < MIN_SHARED_MEMORY_GIB:
-        need = f"NCCL and data loaders need at least {MIN_SHARED_MEMORY_GIB:g} GiB"
-        remedy = "docker run --shm-size=16g, or an emptyDir of medium Memory at /dev/shm"
-        yield Finding(node, f"/dev/shm has {state['shared_gib']:.1f} GiB; {need}", remedy)
-    if state["free_gib"] < MIN_FREE_MEMORY_GIB:
-        problem = f"only {state['free_gib']:.1f} GiB of memory are free"
-        yield Finding(node, problem, "check which other processes run there", affects_results=False)
-    if state["disk_gib"] < MIN_FREE_DISK_GIB:
-        problem = f"only {state['disk_gib']:.1f} GiB of disk are free"
-        yield Finding(node, problem, "free some space, or set another dir=", affects_results=False)
+    yield from _check_values("node", node, state, {})
     for gpu in state["gpus"]:
         yield from check_gpu(f"{node} GPU {gpu['number']}", gpu)
     amd_gpus = [gpu for gpu in state["gpus"] if gpu.get("vendor") == "amd"]
@@ -148,41 +133,30 @@ def _pair_gpus(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
 
 def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
     """Check that a GPU responds, is unused, runs at its default power limit and clock, and has no memory errors."""
-    limit_w, default_w = gpu.get("power_limit_w", 0), gpu.get("power_default_w", 0)
-
-    def finding(problem: str, remedy: str, *, affects_results: bool = True) -> Finding:
-        text = remedies_of(gpu["vendor"])[remedy].format(number=gpu["number"], watts=default_w)
-        return Finding(location, problem, text, affects_results)
-
+    remedies = remedies_of(gpu["vendor"])
     if not gpu["responds"]:
-        yield finding("does not respond to the driver", "no_response")
+        yield Finding(location, "does not respond to the driver", remedies["no_response"].format(**gpu))
         return
     if gpu.get("used_gib", 0.0) > FOREIGN_USE_GIB:
-        yield finding(f"another process uses it: {gpu['used_gib']:.1f} GiB of its memory are in use", "foreign_use")
+        problem = f"another process uses it: {gpu['used_gib']:.1f} GiB of its memory are in use"
+        yield Finding(location, problem, remedies["foreign_use"].format(**gpu))
     elif processes := gpu.get("processes", 0):
-        yield finding(f"{processes} other processes use it", "foreign_use")
+        yield Finding(location, f"{processes} other processes use it", remedies["foreign_use"].format(**gpu))
     if xids := gpu.get("xids"):
-        yield finding(f"reported XID {', '.join(map(str, xids))} during the test", "no_response")
-    if (width := gpu.get("pcie_width", 0)) < (most := gpu.get("pcie_width_max", 0)):
-        yield finding(f"its PCIe link has {width} of {most} lanes", "pcie")
-    if (generation := gpu.get("pcie_generation", 0)) < (most := gpu.get("pcie_generation_max", 0)):
-        problem = f"its PCIe link is of generation {generation} here, and the GPU's of generation {most}"
-        yield finding(problem, "pcie", affects_results=False)
-    if gpu.get("local_cores") == 0:
-        problem, remedy = f"no core of its NUMA node {gpu['numa_node']} may be used", "give the job these cores, too"
-        yield Finding(location, problem, remedy, affects_results=False)
-    if down := gpu.get("links_down", 0):
-        yield finding(f"{down} of its links to other GPUs are down", "links")
-    if limit_w < default_w:
-        yield finding(f"its power is limited to {limit_w:.0f} W of {default_w:.0f} W", "power_limit")
-    if gpu.get("clock_limit_mhz", 0) < gpu.get("clock_default_mhz", 0):
-        problem = f"its clock is limited to {gpu['clock_limit_mhz']} MHz of {gpu['clock_default_mhz']} MHz"
-        yield finding(problem, "clock_limit")
-    if errors := gpu.get("uncorrected_errors", 0):
-        yield Finding(location, f"has {errors} uncorrected memory errors", "take it out of service")
-    if pages := gpu.get("retired_pages", 0):
-        problem = f"{pages} pages or rows of its memory are out of use because of errors"
-        yield finding(problem, "retired_pages", affects_results=False)
+        problem = f"reported XID {', '.join(map(str, xids))} during the test"
+        yield Finding(location, problem, remedies["no_response"].format(**gpu))
+    yield from _check_values("gpu", location, gpu, remedies)
+
+
+def _check_values(
+    kind: str, location: str, values: Mapping[str, Any], remedies: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yield a finding for each row of checks.toml whose value is out of its bounds."""
+    for row in CHECKS[kind]:
+        value, bound = values.get(row["value"], row.get("missing", 0)), row.get("least", -math.inf)
+        if value < (values.get(bound, 0) if isinstance(bound, str) else bound) or value > row.get("most", math.inf):
+            remedy = remedies.get(row["remedy"], row["remedy"]).format(**values)
+            yield Finding(location, row["problem"].format(**values), remedy, row["affects_results"])
 
 
 def _check_amd(node: str, kernel: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
