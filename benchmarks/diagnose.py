@@ -78,11 +78,13 @@ def write_log(
         at += timedelta(seconds=float(time_s))
         behind += timedelta(seconds=float(time_s)) * (slow_rank - 1) * (number > slow_from)
         for rank in range(ranks):
+            is_slow = rank == ranks - 1 and number > slow_from
+            own_s = float(time_s * (1 + noise[rank, number - 1]) * (slow_rank if is_slow else 1.0))
             own = at + behind * (rank == ranks - 1) + timedelta(seconds=float(time_s * noise[rank, number - 1]))
             stamp = f"{own:%Y-%m-%d %H:%M:%S},{own.microsecond // 1000:03d}"
             lines.append(
                 f"[rank{rank}]:[titan] {stamp} - root - INFO - step: {number:2d}  loss:  6.2250  "
-                f"memory:  9.46GiB(64.9%)  tps: {8192 / time_s:,.0f}  tflops: 300.00  mfu: 30.00%"
+                f"memory:  9.46GiB(64.9%)  tps: {8192 / own_s:,.0f}  tflops: 300.00  mfu: 30.00%"
                 if ranks > 1
                 else f" [{at:%Y-%m-%d %H:%M:%S}] iteration {number:8d}/    5000 | consumed samples: {256 * number} | "
                 f"elapsed time per iteration (ms): {1e3 * time_s:.1f} | global batch size:   256 | lm loss: 2.5E+00 |"

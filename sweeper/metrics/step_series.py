@@ -44,16 +44,18 @@ class Finding:
     places: tuple[int, ...] = ()  # the slow steps, as indices into the series
 
 
-def find_unusual(numbers: Sequence[int], times_s: Sequence[float], every: int = 1) -> list[Finding]:
+def find_unusual(
+    numbers: Sequence[int], times_s: Sequence[float], every: int = 1, resolution: float = 0.0
+) -> list[Finding]:
     """Return the anomalies in these steps' times. The caller must have removed the warmup. Each time stands for `every`
-    steps, of which a pause lengthens one."""
+    steps, of which a pause lengthens one. `resolution` is the rounding of a time, as a share of the time."""
     if len(times_s) < FEWEST:
         return []
     steps, logs = np.asarray(numbers), np.log(np.asarray(times_s, dtype=float))
     padded = np.pad(logs, WINDOW // 2, mode="reflect")
     usual = np.median(np.lib.stride_tricks.sliding_window_view(padded, WINDOW), axis=1)
     residuals = logs - usual  # far above 0 where a step is slower than its neighbors
-    slow = residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(PAUSE))
+    slow = residuals > max(PAUSE_SPREADS * robust_deviation(residuals), math.log1p(max(PAUSE, resolution)))
     findings = [pauses] if (pauses := _find_pauses(steps, np.exp(logs), np.exp(usual), slow, every)) else []
     trend = _find_trend(steps, np.where(slow, usual, logs))
     return [*findings, trend] if trend else findings

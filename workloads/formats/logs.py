@@ -43,7 +43,7 @@ ARGUMENT = re.compile(r"(?:^|\s)(\w+) \.{3,} (\S.*?)(?:\.+(?:updated|default)?)?
 _CONFIG_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _NAMES["config_lines"]]
 WORLD_SIZE = re.compile(r"\busing world size: (\d+)")
 TITAN_MESH = re.compile(r"device mesh with parallelism: (.+)$")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # terminal escape sequences
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m|\[\d\d?(?:;\d{1,3})*m(?=\w+:)")  # the second without the escape character
 
 
 def strip_colors(line: str) -> str:
@@ -193,7 +193,7 @@ class LogReader:
         return Step(number, metrics, self._start, resolution_s, is_by_clock)
 
     def _derive(self, number: int, metrics: dict[str, float], resolutions: dict[str, float]) -> None:
-        rates = {name: metrics.pop(name) for name in RATES if name in metrics}
+        rates = {name: metrics[name] for name in RATES if name in metrics}
         if total := rates.get("total_tokens"):
             if self._total_tokens and number > self._total_tokens[0]:
                 tokens = (total - self._total_tokens[1]) / (number - self._total_tokens[0])

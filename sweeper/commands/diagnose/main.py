@@ -3,11 +3,11 @@
     python -m sweeper diagnose train.log
     python -m sweeper diagnose rank*.log model=llama3_8b hardware=h100 gpus=64
 
-Reads the same logs as `sweeper ingest`, and other programs' lines such as `step 7 loss 2.5 80 ms/step`. Reports gradual
-slowdowns, jumps in step time, temporary slow phases, and periodic or irregular pauses. Also reports ranks and hosts
-that are slower than the rest and, with model=, hardware= and gpus=, steps that are slower than the plan of the log's
-layout by more than the plan's error band. The exit code is 0 if nothing is unusual, 1 if there is a finding, and 3 if
-there are too few steps for a verdict.
+Reads the same logs as `sweeper ingest`, and other programs' lines such as `step 7 loss 2.5 80 ms/step`. A log without
+step times needs a rate in each step's line, such as tokens/s. Reports gradual slowdowns, jumps in step time, temporary
+slow phases, and periodic or irregular pauses. Also reports ranks and hosts that are slower than the rest and, with
+model=, hardware= and gpus=, steps that are slower than the plan of the log's layout by more than the plan's error band.
+The exit code is 0 if nothing is unusual, 1 if there is a finding, and 3 if there are too few steps for a verdict.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import tomllib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -39,6 +39,10 @@ from workloads.formats.logs import LONGEST_LINE, Step, find_source
 from workloads.formats.rate_lines import CommonLogReader
 from workloads.layouts.layout import write_words
 
+# Rates that replace missing times: steps do equal work, so the inverse of a rate changes as the time does.
+TIME, RATES = "step_time_s", {"tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s per GPU"}
+RATES |= {"samples_per_s": "samples/s", "tflops_per_gpu": "TFLOP/s per GPU"}
+COARSE = 0.2  # timestamps that give a step's time with a larger relative error are not used if there is a rate
 KEPT_LINES = 100  # number of lines before a step that are searched for the cause of a pause
 WORTH_OF_RANK = 0.04  # the smallest slowdown, by its 95% interval, of one rank or host during a run
 EARLY = 0.9  # a rank or host that ends before this share of the steps has ended early
@@ -73,15 +77,23 @@ class Source:
     steps: list[Step] = field(default_factory=list)
     before: list[list[str]] = field(default_factory=list)  # the lines from all sources before each step
     last: int = 0  # the line number of the last step
+    measure: str = TIME  # the printed metric from which the steps' times are computed
 
     def feed(self, line: str, number: int, recent: Sequence[tuple[int, str]]) -> bool:
         """Read a line; return whether it ends a step. `recent` holds the number and text of earlier non-step lines."""
         step = self.reader.feed(line)
-        if step and 0 < step.metrics.get("step_time_s", 0) < math.inf:
+        if step and any(0 < step.metrics.get(name, 0) < math.inf for name in (TIME, *RATES)):
             self.steps.append(step)
             self.before.append([text for at, text in recent if at > self.last])
         self.last = number if step else self.last
         return step is not None
+
+    def compute_times(self, measure: str) -> Source:
+        """Return the source with only the steps that print `measure`. A rate's inverse becomes the time."""
+        kept = [n for n, step in enumerate(self.steps) if 0 < step.metrics.get(measure, 0) < math.inf]
+        times_s = {n: self.steps[n].metrics[measure] ** (1 if measure == TIME else -1) for n in kept}
+        steps = [replace(self.steps[n], metrics={**self.steps[n].metrics, TIME: times_s[n]}) for n in kept]
+        return replace(self, steps=steps, before=[self.before[n] for n in kept], measure=measure)
 
     def select(self) -> Source:
         """Return the source with only the steps after the warm-up, from the process start that ran the most steps."""
@@ -90,7 +102,7 @@ class Source:
         kept = [number for number, start in enumerate(starts) if start == longest]
         times_s = tuple(self.steps[number].metrics["step_time_s"] for number in kept)
         kept = kept[len(kept) - len(drop_warmup(times_s)) :]
-        return Source(self.name, self.reader, [self.steps[n] for n in kept], [self.before[n] for n in kept])
+        return replace(self, steps=[self.steps[n] for n in kept], before=[self.before[n] for n in kept])
 
     @property
     def interval(self) -> int:
@@ -117,9 +129,10 @@ def diagnose(request: DiagnoseRequest) -> int:
     program = f" of {first.reader.kind}" if first.reader.kind else ""
     of_start = f" of the longest of {starts} starts" if starts > 1 else ""
     steps = f"{count(len(first.steps), 'step')}{program} after the warm-up{of_start}"
-    print(f"{', '.join(request.logs)}: {steps}{several}, {format_number(usual_s)} s each")
+    speed = f"{format_number(1 / usual_s)} {RATES[first.measure]}" if first.measure in RATES else ""
+    print(f"{', '.join(request.logs)}: {steps}{several}, {speed or f'{format_number(usual_s)} s each'}")
     if not missing:
-        planned, is_slower = compare_with_plan(request, usual_s)
+        planned, is_slower = compare_with_plan(request, usual_s, first.measure)
         if is_slower:
             found.append(planned)
         else:
@@ -159,12 +172,24 @@ def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source
                     labels.append((label, source.steps[-1].number))
     if labelled and len(paths) == 1 and _are_counters(labels):
         return read_sources(paths, labelled=False)
-    with_steps = [source for source in sources.values() if source.steps]
+    measure = choose_measure([step for source in sources.values() for step in source.steps])
+    with_steps = [source for one in sources.values() if (source := one.compute_times(measure)).steps]
     if not with_steps:
         detect_format(paths[0], [LOG_FORMAT])  # raises if the file is of another kind
         names = ", ".join(map(str, paths))
-        raise UserInputError(f"{names}: no line has the time of a step, such as 80 ms/step or 2 it/s")
+        raise UserInputError(f"{names}: no line has a step's time or rate, such as 80 ms/step, 2 it/s or 900 tokens/s")
     return with_steps
+
+
+def choose_measure(steps: Sequence[Step]) -> str:
+    """Return the time if most steps have a precise one, else the rate that most steps print, else the time."""
+
+    def is_precise(step: Step) -> bool:
+        return TIME in step.metrics and not (step.is_by_clock and step.resolution_s > COARSE * step.metrics[TIME])
+
+    counts = {name: sum(name in step.metrics for step in steps) for name in RATES}
+    is_timed = sum(map(is_precise, steps)) > len(steps) / 2 or not any(counts.values())
+    return TIME if is_timed else max(counts, key=counts.__getitem__)
 
 
 def _are_counters(labels: Sequence[tuple[str, int]]) -> bool:
@@ -179,7 +204,9 @@ def describe_unusual(source: Source) -> Iterator[str]:
     """Yield a line for each finding in the step times, including the likely cause."""
     times_s = source.times_s
     every = 1 if source.reader.kind else source.interval  # known trainers print the mean since the last printed step
-    for finding in find_unusual(list(times_s), list(times_s.values()), every):
+    shares = [step.resolution_s / step.metrics[TIME] for step in source.steps if source.measure == TIME]
+    resolution = median(shares) if shares else 0.0
+    for finding in find_unusual(list(times_s), list(times_s.values()), every, resolution):
         yield f"{describe_finding(finding)}. Likely: {find_cause(source, finding)}"
 
 
@@ -252,14 +279,20 @@ def describe_starts(source: Source) -> Iterator[str]:
         yield f"restart: {slower} since start {last + 1} than in start {longest + 1}"
 
 
-def compare_with_plan(request: DiagnoseRequest, step_s: float) -> tuple[str, bool]:
-    """Compare a step time with the plan for the log's layout. Return a note, and whether the time exceeds the band."""
+def compare_with_plan(request: DiagnoseRequest, usual_s: float, measure: str) -> tuple[str, bool]:
+    """Compare a step's time with the plan of the log's layout. Return a note, and whether the time exceeds the band."""
     model, hardware = str(request.model), str(request.hardware)
     try:
         problem = build_problem(PlanRequest(model=model, hardware=hardware, gpus=request.gpus, layout=request.logs[0]))
         best = search(problem, keep=1).best[0]
     except UserInputError as error:
         return f"not compared with a plan: {error}", False
+    batch, tokens = problem.job.layout.global_batch, problem.job.layout.global_batch * problem.job.sequence_length
+    work = {TIME: 1.0, "samples_per_s": batch, "tokens_per_s": tokens}
+    work["tokens_per_s_per_gpu"] = tokens / problem.cluster.gpus
+    if measure not in work:
+        return f"not compared with a plan: the log has {RATES[measure]}, but no step times and no tokens/s", False
+    step_s = work[measure] * usual_s
     planned_s, ends = best.estimate.step.total_s, find_band(problem.job, problem.cluster).ends
     slowest_s = planned_s / (1 - ends.below)
     is_slower = step_s > slowest_s

@@ -1,17 +1,21 @@
 """`python -m sweeper diagnose`: what it reads from logs, and what it reports."""
 
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.diagnose import FAULTS, findings, write_log
-from sweeper.commands.diagnose.main import COMMAND, DiagnoseRequest, diagnose, read_sources
+from benchmarks.diagnose import FAULTS, findings, inject, write_log
+from sweeper.commands.diagnose.main import COMMAND, DiagnoseRequest, diagnose, examine, read_sources
 from tests.conftest import REPOSITORY
 from workloads.api.errors import UserInputError
 
 PUBLIC = REPOSITORY.parent / "shared/reference/logs"
+SAMPLES = REPOSITORY / "tests/samples/logs"
+STAMP = re.compile(r"\d{4}-\d\d-\d\d [\d:]+,\d+ - root - INFO - ")  # the timestamp of a line of torchtitan
 
 
 def noise(steps: int, seed: int = 0) -> np.ndarray:
@@ -192,3 +196,100 @@ def test_a_second_start_of_any_program_goes_on_counting(log: Path, capsys: pytes
     lines = [f"step {n} {ms + n % 3} ms/step" for ms in (80, 100) for n in range(1, 301)]
     code, printed = diagnosed(log, lines, capsys)
     assert code == 1 and "600 steps" in printed and "jump: steps are slower by 24" in printed and "step 301" in printed
+
+
+RATE_LINES = {  # of a step's number and time
+    "torchtitan": (
+        lambda n, s: f"[titan] - \x1b[31mstep: {n:2}  \x1b[32mloss: 10.1  memory: 38GiB(41%)  tps: {16384 / s:,.0f}",
+        "tokens/s per GPU",
+    ),
+    "torchtitan without the escape character": (
+        lambda n, s: (
+            f"[rank0]: - [31mstep: {n:2}  [32mloss: 10.1  [38;2;1;2;3mmemory: 38GiB(41%)  [34mtps: {16384 / s:,.0f}"
+        ),
+        "tokens/s per GPU",
+    ),
+    "torchtitan of 2024": (
+        lambda n, s: f"- INFO - step: {n:2}  loss: 10.1  memory: 38GiB(41%)  wps: {16384 / s:,.0f}  mfu: 41.05%",
+        "tokens/s per GPU",
+    ),
+    "Primus": (
+        lambda n, s: f"[rank-0/8][INFO ] step: {n:2}  loss: 10.1  memory: 38GiB(41%)  tps: {16384 / s:,.0f}",
+        "tokens/s per GPU",
+    ),
+    "NeMo Automodel": (
+        lambda n, s: f"root | step {n} | epoch 0 | loss 2.5 | mem 20.1 GiB | tps {65536 / s:.2f}({8192 / s:.2f}/gpu)",
+        "tokens/s",
+    ),
+    "DeepSpeed": (
+        lambda n, s: f"[timer.py:260:stop] {n}/{n}, SamplesPerSec={8 / s:.4f}, CurrSamplesPerSec={8 / s:.4f}",
+        "samples/s",
+    ),
+    "Megatron-LM": (
+        lambda n, s: f" iteration {n}/ 400 | consumed samples: {n} | throughput per GPU (TFLOP/s/GPU): {800 / s:.1f} |",
+        "TFLOP/s per GPU",
+    ),
+    "MaxText": (
+        lambda n, s: (
+            f"completed step: {n}, seconds: {s:.3f}, TFLOP/s/device: 400, Tokens/s/device: {16384 / s:.3f}, loss: 9"
+        ),
+        "tokens/s per GPU",
+    ),
+    "torchtune": (
+        lambda n, s: f"Step {n} | loss:2.5 lr:1e-5 tokens_per_second_per_gpu:{16384 / s:.2f}",
+        "tokens/s per GPU",
+    ),
+    "axolotl": (
+        lambda n, s: f"{{'loss': '2.5', 'tokens/train_per_sec_per_gpu': '{16384 / s:.2f}', 'epoch': '0.1'}}",
+        "tokens/s per GPU",
+    ),
+}
+
+
+@pytest.mark.parametrize("program", RATE_LINES)
+def test_a_rate_replaces_missing_times(program: str, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line, unit = RATE_LINES[program]
+    times_s = 2.0 * noise(120) * np.where(np.arange(120) < 60, 1.0, 1.1)
+    code, printed = diagnosed(log, [line(n + 1, time_s) for n, time_s in enumerate(times_s)], capsys)
+    assert code == 1 and f" {unit}\n! jump: steps are slower by 1" in printed and "from step 61 on" in printed
+    assert printed.count("!") == 1
+
+
+@pytest.mark.parametrize("fault", ["", "drift", "checkpoints", "slow rank", "late rank"])
+def test_faults_are_named_in_a_log_with_rates_instead_of_timestamps(fault: str, log: Path) -> None:
+    random = np.random.default_rng(3)
+    times_s, period = inject(random, 2.0 * noise(200), fault)
+    slower, late = (1.1 if "rank" in fault else 1.0), (100 if fault == "late rank" else 0)
+    write_log(log, times_s, 4, slower, period if fault == "checkpoints" else 0, late)
+    log.write_text(STAMP.sub("", log.read_text()))
+    first, _, found = examine(read_sources([log]))
+    assert first.measure == "tokens_per_s_per_gpu" and len(found) == bool(fault)
+    assert all(text.startswith(FAULTS[fault]) for text in found)
+    assert "rank3" in found[0] if "rank" in fault else "checkpoints, printed" in str(found) or fault != "checkpoints"
+
+
+@pytest.mark.parametrize("step_s", [0.7, 2.1, 5.03])
+def test_timestamps_in_seconds_give_no_pauses_and_a_rate_is_preferred(
+    step_s: float, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rate, usual in ((f"  tps: {4096 / step_s:,.0f}", f"{4096 / step_s:,.0f} tokens/s per GPU"), ("", " s each")):
+        stamps = (datetime(2026, 5, 18) + timedelta(seconds=float(s)) for s in np.cumsum(step_s * noise(300)))
+        lines = [
+            f"{at:%Y-%m-%d %H:%M:%S} - step: {n}  loss: 2.5  memory: 9GiB(9%){rate}" for n, at in enumerate(stamps)
+        ]
+        code, printed = diagnosed(log, lines, capsys)
+        assert code == 0 and usual.replace(",", "") in printed.replace(",", "") and "nothing unusual" in printed
+
+
+@pytest.mark.parametrize(
+    ("hardware", "gpus", "text"), [("h100", 8, "within the plan's band: 0.7"), ("b200", 8, "slower")]
+)
+def test_a_rate_is_compared_with_the_plan(
+    hardware: str, gpus: int, text: str, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.write_text(STAMP.sub("", (SAMPLES / "titan.log").read_text()))
+    COMMAND.run([str(log), "model=llama3_8b", f"hardware={hardware}", f"gpus={gpus}"])
+    assert "5,851 tokens/s per GPU" in (printed := capsys.readouterr().out) and text in printed
+    log.write_text(log.read_text().replace("tps:", "unread:"))
+    COMMAND.run([str(log), "model=llama3_8b", f"hardware={hardware}", f"gpus={gpus}"])
+    assert "not compared with a plan: the log has TFLOP/s per GPU, but" in capsys.readouterr().out
