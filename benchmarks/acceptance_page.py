@@ -143,7 +143,7 @@ def make_state(name: str) -> dict[str, Any]:
         "versions": {"python": "3.12.3", "torch": "2.11.0", "ray": "2.60.0", "nvidia-nccl-cu13": "2.28.9"},
         "networks": {f"mlx5_{port} port 1": "400 Gb/sec (4X NDR), active" for port in range(PER_NODE)},
         "gpus": [{"number": number, **GPU} for number in range(PER_NODE)],
-        **{"cpus": 192, "governor": "performance", "load": 3.0},
+        **{"cpus": 192, "governor": "performance", "use": 3.0},
         **{"shared_gib": 1024.0, "free_gib": 1900.0, "disk_gib": 900.0},
     }
     for fault in FAULTS:
@@ -157,8 +157,9 @@ def make_state(name: str) -> dict[str, Any]:
 
 def tabulate(record: Mapping[str, Any]) -> Iterator[str]:
     """Yield a Markdown row per fault: the tests that fail on its part or node, and whether all name its cause."""
-    failed, explained = [row for row in record["results"] if row["verdict"] == Verdict.FAIL], set[str]()
-    yield "| fault | part | tests that fail there | cause |\n|---|---|---|---|"
+    is_open = (Verdict.FAIL, Verdict.INCONCLUSIVE)
+    failed, explained = [row for row in record["results"] if row["verdict"] in is_open], set[str]()
+    yield "| fault | part | tests that fail or are inconclusive there | cause |\n|---|---|---|---|"
     for fault in FAULTS:
         place, _, gpu = fault.part.partition(" GPU ")
         own = [row for row in failed if row["part"] == place or (place in row["nodes"] and bool(gpu) != _is_link(row))]
@@ -166,7 +167,7 @@ def tabulate(record: Mapping[str, Any]) -> Iterator[str]:
         is_named = own and all(fault.cause in row["cause"] for row in own)
         yield f"| {fault.name} | {fault.part} | {len(own)} | {'as injected' if is_named else 'NOT as injected'} |"
     elsewhere = [row for row in failed if f"{row['test']} {row['part']}" not in explained]
-    yield f"\nFailures elsewhere: {len(elsewhere)}."
+    yield f"\nFailed or inconclusive elsewhere: {len(elsewhere)}."
 
 
 def _is_link(row: Mapping[str, Any]) -> bool:

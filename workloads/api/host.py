@@ -6,26 +6,18 @@ import platform
 import re
 import shutil
 import socket
+import tomllib
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from workloads.api.contract import Scalar
+from workloads.api.cores import CoreWatch
 from workloads.api.gpus import Gpu, GpuIdentity, nvidia, open_gpus
 
-PACKAGES = (
-    *("torch", "ray", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "triton"),
-    *("flash-attn-4", "flash-attn", "amd-aiter", "quack-kernels"),  # attention kernels and GEMMs
-)
-# The Linux kernel's names (x86 and ARM) for the matrix and vector instructions that multiply each number format.
-CPU_FORMATS = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}
-# Parameters of the kernel's command line that affect memory, PCI, GPUs and clocks. Other parameters are omitted,
-# because some contain passwords, addresses or serial numbers.
-KERNEL_PARAMETERS = {
-    *("iommu", "amd_iommu", "intel_iommu", "numa_balancing", "pci", "hugepages", "transparent_hugepage", "amdgpu"),
-    *("nvidia", "mitigations", "isolcpus", "nohz_full", "processor", "intel_idle", "amd_pstate", "cpuidle"),
-}
+_TABLE = tomllib.loads(Path(__file__).with_name("host.toml").read_text())
+PACKAGES, CPU_FORMATS, KERNEL_PARAMETERS = (_TABLE[name] for name in ("packages", "cpu_formats", "kernel_parameters"))
 # Counters of network cards and ports that rise on an error or a retry. "cqe" counters also rise if a queue closes.
 NETWORK_ERRORS = re.compile(r"(?!.*cqe).*(err|retr|link_downed|out_of_sequence|oos_drop)")
 
@@ -45,7 +37,7 @@ def cpu_name() -> str:
 def cpu_architecture() -> str:
     """Return `cpu` and the 16-bit formats that the CPU has instructions for, as in `workloads.api.recipes`."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
-    return " ".join(["cpu", *(name for name, instructions in CPU_FORMATS.items() if flags & instructions)])
+    return " ".join(["cpu", *(name for name, instructions in CPU_FORMATS.items() if flags.intersection(instructions))])
 
 
 def _cpuinfo(key: str, proc: Path = Path("/proc")) -> str:
@@ -121,7 +113,6 @@ def read_node_state(folder: str) -> dict[str, Any]:
         "kernel": read_kernel(),
         "cpus": len(os.sched_getaffinity(0)),
         "governor": _read(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")).strip(),
-        "load": os.getloadavg()[0],
         "niceness": os.nice(0),
         "networks": read_networks(),
         "network_errors": read_network_errors(),
@@ -133,13 +124,15 @@ def read_node_state(folder: str) -> dict[str, Any]:
 
 
 class NodeWatch:
-    """Reads this node's state, and its GPUs' XID errors since this object was created."""
+    """Reads this node's state, the use of its cores, and its GPUs' XID errors since this object was created."""
 
     def __init__(self) -> None:
         self._xid_watch = nvidia.XidWatch()
 
     def read_state(self, folder: str) -> dict[str, Any]:
-        state, xids = read_node_state(folder), self._xid_watch.read()
+        """Return the state. Takes half a second, or two seconds if other processes use the cores all the time."""
+        use, busiest = CoreWatch().find_use()
+        state, xids = read_node_state(folder) | {"use": use, "busiest": busiest}, self._xid_watch.read()
         for gpu in state["gpus"]:
             if gpu["vendor"] == "nvidia" and gpu["number"] in xids:
                 gpu["xids"] = xids[gpu["number"]]

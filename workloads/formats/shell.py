@@ -158,11 +158,8 @@ class Script:
         return (*(block.is_executed for block in self._blocks), self._guard)
 
     def _restore(self) -> None:
-        for name, values in self._hidden.items():
-            if values is None:
-                self.variables.pop(name, None)
-            else:
-                self.variables[name] = values
+        variables = self.variables | self._hidden
+        self.variables = {name: values for name, values in variables.items() if values is not None}
         self._hidden = {}
 
     def _open(self, is_executed: bool | None, **values: Any) -> None:

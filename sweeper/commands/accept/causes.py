@@ -9,7 +9,7 @@ from typing import Any
 
 from sweeper.commands.accept.experiments import END_OVER_START, EQUAL_CLOCK
 from sweeper.commands.accept.judge import Judgement, Verdict
-from sweeper.commands.doctor.checks import check_gpu, check_load, check_node, remedies_of
+from sweeper.commands.doctor.checks import Finding, check_gpu, check_load, check_node, remedies_of
 from sweeper.common.grouping import group_values
 from sweeper.common.trials import TrialStatus
 from workloads.api.gpus import TAINTING_SLOWDOWNS
@@ -34,7 +34,10 @@ class Evidence:
 
 
 def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str, Any]]) -> list[Judgement]:
-    """Add likely causes to failed and inconclusive judgements. `states` maps node names to node states."""
+    """Add likely causes to failed and inconclusive judgements. `states` maps node names to node states.
+
+    A failure is inconclusive if other processes use the part and no reading shows a problem of its own.
+    """
     slow_partners, partners = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     beside = group_values((judgement.reading.test, judgement.reading.beside) for judgement in judgements)
     for judgement in judgements:
@@ -46,7 +49,7 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
     read = {judgement.reading.part: judgement.reading.beside for judgement in judgements}
     uuids = {part: f"GPU-{values['gpu_uuid']}" for part, values in read.items() if "gpu_uuid" in values}
 
-    def explain(judgement: Judgement) -> str:
+    def explain(judgement: Judgement) -> Judgement:
         reading = judgement.reading
         of_nodes = {name: states[name] for name in reading.nodes if name in states}
         numbers = {int(number) for number in re.findall(r"\d+", reading.part.partition(" GPU ")[2])}
@@ -56,12 +59,16 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
         gpus = gpus or [gpu for gpu in all_gpus if not numbers or gpu["number"] in numbers]
         others = [one for one in beside[reading.test] if one is not reading.beside]
         evidence = Evidence(judgement, of_nodes, gpus, others, slow_links)
+        disturbances, has_problem = find_disturbances(evidence)
+        if judgement.verdict is Verdict.FAIL and disturbances and not has_problem:
+            reason = f"{judgement.reason}; not judged, because other processes used the part"
+            return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=reason, cause="; ".join(disturbances))
         unknown = UNKNOWN if judgement.verdict is Verdict.FAIL else ""
         rules = RULES if is_explained(judgement) else (_host,)  # for a test that did not run, for lack of time
-        return "; ".join(dict.fromkeys(cause for rule in rules for cause in rule(evidence))) or unknown
+        causes = "; ".join(dict.fromkeys(cause for rule in rules for cause in rule(evidence)))
+        return replace(judgement, cause=causes or unknown)
 
-    is_open = {Verdict.FAIL, Verdict.INCONCLUSIVE}
-    return [replace(j, cause=explain(j)) if j.verdict in is_open else j for j in judgements]
+    return [explain(j) if j.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE) else j for j in judgements]
 
 
 def is_explained(judgement: Judgement) -> bool:
@@ -70,10 +77,28 @@ def is_explained(judgement: Judgement) -> bool:
     return judgement.verdict is Verdict.FAIL or (judgement.verdict is Verdict.INCONCLUSIVE and was_run)
 
 
-def _settings(evidence: Evidence) -> Iterator[str]:
+def find_disturbances(evidence: Evidence) -> tuple[list[str], bool]:
+    """Return the other processes on the part, and whether a reading shows a problem of the part itself. A lower clock
+    is not one, because other processes lower it."""
+    found = [*_check_part(evidence), *(one for state in evidence.states.items() for one in check_load(*state))]
+    own = [one for one in found if not one.by_others and (one.affects_results or "GPU " in one.location)]
+    has_governor = any(state.get("governor") in SAVING_GOVERNORS for state in evidence.states.values())
+    return [_write(one) for one in found if one.by_others], bool(own or has_governor or [*_slowdowns(evidence)])
+
+
+def _check_part(evidence: Evidence) -> list[Finding]:
     found = [one for gpu in evidence.gpus for one in check_gpu(f"GPU {gpu['number']}", gpu)]
-    found += [one for state in evidence.states.items() for one in check_node(*state) if "GPU " not in one.location]
-    yield from (f"{finding.location}: {finding.problem} ({finding.remedy})" for finding in found)
+    return found + [
+        one for state in evidence.states.items() for one in check_node(*state) if "GPU " not in one.location
+    ]
+
+
+def _write(finding: Finding) -> str:
+    return f"{finding.location}: {finding.problem} ({finding.remedy})"
+
+
+def _settings(evidence: Evidence) -> Iterator[str]:
+    yield from map(_write, _check_part(evidence))
 
 
 def _slowdowns(evidence: Evidence) -> Iterator[str]:
@@ -111,8 +136,7 @@ def _number(beside: Mapping[str, Any], name: str) -> float:
 
 def _host(evidence: Evidence) -> Iterator[str]:
     for name, state in evidence.states.items():
-        for finding in check_load(name, state):
-            yield f"{name}: {finding.problem} ({finding.remedy})"
+        yield from map(_write, check_load(name, state))
         if (governor := state.get("governor")) in SAVING_GOVERNORS:
             yield f"{name}: the frequency governor is {governor} (cpupower frequency-set -g performance, as root)"
 

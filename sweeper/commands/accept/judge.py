@@ -116,38 +116,33 @@ def _judge_reading(reading: Reading, limits: Sequence[Limit]) -> Judgement:
 
 def overall_verdict(judgements: Iterable[Judgement], findings: Iterable[Finding]) -> Verdict:
     """Return the verdict on the whole cluster. The cluster fails if a test fails or `doctor` finds a problem with a
-    GPU. The verdict is inconclusive if a test is inconclusive, a problem with a node affects results, or no result
-    could be compared."""
+    GPU. The verdict is inconclusive if a test is inconclusive, another process uses a GPU, a problem with a node
+    affects results, or no result could be compared."""
     verdicts = {judgement.verdict for judgement in judgements}
-    verdicts |= {finding_verdict(finding.location) for finding in findings if finding.affects_results}
+    verdicts |= {finding_verdict(f.location, f.by_others) for f in findings if f.affects_results}
     if Verdict.FAIL in verdicts:
         return Verdict.FAIL
     is_open = Verdict.INCONCLUSIVE in verdicts or Verdict.PASS not in verdicts
     return Verdict.INCONCLUSIVE if is_open else Verdict.PASS
 
 
-def finding_verdict(location: str) -> Verdict:
-    """Return the verdict for a finding that affects results: fail for a GPU, inconclusive for a node."""
-    return Verdict.FAIL if " GPU " in location else Verdict.INCONCLUSIVE
+def finding_verdict(location: str, by_others: bool) -> Verdict:
+    """Return the verdict for a finding that affects results: fail for a GPU that other processes do not use."""
+    return Verdict.FAIL if " GPU " in location and not by_others else Verdict.INCONCLUSIVE
 
 
-def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Iterable[Finding]) -> str:
+def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Sequence[Finding]) -> str:
     """Describe the overall verdict in one sentence that starts with the verdict."""
     tests, parts = len({j.reading.test for j in judgements}), len({j.reading.part for j in judgements})
     slow, undecided = (list_parts(judgements, kind) for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
     is_first = verdict is Verdict.INCONCLUSIVE and not undecided
     measured = list_parts(judgements, Verdict.MEASURED) if is_first else []
-    problems = [finding.location for finding in findings if finding.affects_results]
-    reasons = [
-        f"{name_some(names)} {state}"
-        for names, state in (
-            (slow, "too slow"),
-            (problems, "with problems"),
-            (undecided, "without a verdict"),
-            (measured, "measured, with nothing to compare: set baseline= to this accept.json in the next run"),
-        )
-        if names
-    ]
+    problems = [finding.location for finding in findings if finding.affects_results and not finding.by_others]
+    others = [f"{f.location}: {f.problem}" for f in findings if f.by_others and verdict is not Verdict.PASS]
+    states = {"too slow": slow, "with problems": problems, "without a verdict": undecided}
+    states["measured, with nothing to compare: set baseline= to this accept.json in the next run"] = measured
+    reasons = [f"{name_some(names)} {state}" for state, names in states.items() if names]
+    reasons += [f"{name_some(others, 2)}; end other processes and rerun"] if others else []
     text = "; ".join(reasons) or ("nothing is too slow" if tests else "nothing was measured")
     return f"{verdict.value.upper()}: {text} ({count(tests, 'test')} of {count(parts, 'part')} in all)"
 

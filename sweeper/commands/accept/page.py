@@ -152,8 +152,8 @@ def build_junit(record: Record) -> str:
     """Return JUnit XML with a case for the overall verdict, each finding that affects results, and each test."""
     cases = [("acceptance", "the whole", record["verdict"], record["sentence"])]
     for found in (finding for finding in record["findings"] if finding["affects_results"]):
-        verdict, message = finding_verdict(found["location"]).value, f"{found['problem']}: {found['remedy']}"
-        cases.append(("setup", found["location"], verdict, message))
+        verdict = finding_verdict(found["location"], found.get("by_others", False)).value
+        cases.append(("setup", found["location"], verdict, f"{found['problem']}: {found['remedy']}"))
     rows = sort_results(record)
     cases += [(row["test"], row["part"], row["verdict"], f"{row['reason']} {row['cause']}".strip()) for row in rows]
     outcomes = {"pass": junit.PASSED, "fail": junit.FAILED}

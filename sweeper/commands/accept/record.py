@@ -137,6 +137,8 @@ def read_baseline(path: Path, target: Target, profile: str, parts: Collection[st
     if parts_open := list(dict.fromkeys(row["part"] for row in record["results"] if row["verdict"] == "inconclusive")):
         reason = f"that run has no verdict on {name_some(parts_open)}; a baseline must be an accepted run"
         raise UserInputError(f"baseline={path}: {reason}")
+    if used := [f["location"] for f in record.get("findings", []) if f["affects_results"] and f.get("by_others")]:
+        raise UserInputError(f"baseline={path}: other processes used {name_some(used)} during that run")
     if record["model"] != target.model:
         raise UserInputError(f"baseline={path}: was measured on {record['model']}, not on {target.model}")
     if record["profile"] != profile:

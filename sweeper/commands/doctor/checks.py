@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sweeper.common.format import count
 from sweeper.config.hardware import FOREIGN_USE_GIB, Node
 from sweeper.tracking.mlflow_store import check_uri
 from workloads.api.errors import UserInputError
@@ -18,8 +19,8 @@ UNTRANSLATED = {"iommu=pt", "iommu.passthrough=1", "iommu=off", "amd_iommu=off",
 UNDIVIDED = ("SPX", "NPS1")
 # GPU values that indicate problems. The worse of two readings counts.
 WORSENING = ("used_gib", "processes", "links_down", "uncorrected_errors", "retired_pages")
-# A load average per core above this value shows that other processes use a node's cores.
-BUSY_LOAD, BUSY_LOAD_OF_CPU = 1.5, 0.4  # for nodes with GPUs, and for nodes without
+# Other processes that use a larger share of a node's cores disturb it. A load average would count ended processes.
+BUSY_SHARE, BUSY_SHARE_OF_CPU = 0.9, 0.4  # for nodes with GPUs, and for nodes without
 INVENTORY = "the GPU inventory"
 CHECKS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text())  # by kind
 COUNTERS: dict[str, list[str]] = CHECKS["counters"]  # a description and a remedy, by counter
@@ -34,6 +35,7 @@ class Finding:
     problem: str
     remedy: str
     affects_results: bool = True  # whether the problem makes measurements wrong or slow
+    by_others: bool = False  # whether other processes use the part, so that its own speed is unknown
 
 
 def check_nodes(node_states: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -79,10 +81,11 @@ def check_node(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
 
 def check_load(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
     """Check that no other processes hold the cores that measurements on a CPU, or the programs of GPUs, need."""
-    limit = BUSY_LOAD if state["gpus"] else BUSY_LOAD_OF_CPU
-    if (load := state.get("load", 0.0)) > limit * state["cpus"]:
-        problem = f"other processes hold its cores, load {load:.1f} on {state['cpus']}"
-        yield Finding(node, problem, "find them with top", affects_results=False)
+    limit = BUSY_SHARE if state["gpus"] else BUSY_SHARE_OF_CPU
+    if (use := state.get("use", 0.0)) > limit * state["cpus"]:
+        busiest = f", most of it {state['busiest']}" if state.get("busiest") else ""
+        problem = f"other processes use {use:.1f} of its {count(state['cpus'], 'core')}{busiest}"
+        yield Finding(node, problem, "end them, or wait for them; top lists all", affects_results=False, by_others=True)
     if (niceness := state.get("niceness", 0)) > 0:
         problem = f"Ray's workers run at niceness {niceness}, so other processes take their cores"
         remedy = "set RAY_worker_niceness=0 for ray start, whose default is 15"
@@ -110,17 +113,19 @@ def has_new_use(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def add_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Combine two readings of a node's state: keep each GPU's worse usage and errors, and each counter's rise."""
+    """Combine two readings of a node's state: keep the higher use, each GPU's worse errors, and each counter's rise."""
     gpus = []
     for old, new in _pair_gpus(before, after):
         gpu = old | {name: new[name] for name in WORSENING if new.get(name, 0) > old.get(name, 0)}
         counters = ({name: one[name] for name in COUNTERS if name in one} for one in (old, new))
         gpus.append({**gpu, "responds": new["responds"], "xids": new.get("xids"), "risen": _find_risen(*counters)})
+    busier = max(before, after, key=lambda state: state.get("use", 0.0))
+    before = {**before, **{name: busier[name] for name in ("use", "busiest") if name in busier}}
     return {**before, "gpus": gpus, "risen": _find_risen(before["network_errors"], after["network_errors"])}
 
 
 def _find_risen(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    rises = {name: count - before.get(name, count) for name, count in after.items()}
+    rises = {name: now - before.get(name, now) for name, now in after.items()}
     return {name: rise for name, rise in rises.items() if rise > 0}
 
 
@@ -139,9 +144,10 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
         return
     if gpu.get("used_gib", 0.0) > FOREIGN_USE_GIB:
         problem = f"another process uses it: {gpu['used_gib']:.1f} GiB of its memory are in use"
-        yield Finding(location, problem, remedies["foreign_use"].format(**gpu))
+        yield Finding(location, problem, remedies["foreign_use"].format(**gpu), by_others=True)
     elif processes := gpu.get("processes", 0):
-        yield Finding(location, f"{processes} other processes use it", remedies["foreign_use"].format(**gpu))
+        problem = f"{processes} other processes use it"
+        yield Finding(location, problem, remedies["foreign_use"].format(**gpu), by_others=True)
     if xids := gpu.get("xids"):
         problem = f"reported XID {', '.join(map(str, xids))} during the test"
         yield Finding(location, problem, remedies["no_response"].format(**gpu))
@@ -169,10 +175,10 @@ def _check_amd(node: str, kernel: Mapping[str, Any], gpus: Sequence[Mapping[str,
         yield Finding(node, problem, "add iommu=pt to GRUB_CMDLINE_LINUX, run update-grub, restart the node")
     # One finding covers all partitions with the same modes, because a node may have 64 partitions.
     modes = Counter((gpu.get("compute_partition"), gpu.get("memory_partition")) for gpu in gpus)
-    for (compute, memory), count in modes.items():
+    for (compute, memory), number in modes.items():
         if compute in (None, UNDIVIDED[0]) and memory in (None, UNDIVIDED[1]):
             continue
-        problem = f"{count} of its GPUs are divided ({compute or '?'}, {memory or '?'})"
+        problem = f"{number} of its GPUs are divided ({compute or '?'}, {memory or '?'})"
         yield Finding(node, f"{problem}: each has a part of a GPU's units or memory", REMEDIES["amd_nodes"]["divided"])
 
 

@@ -14,10 +14,11 @@ from sweeper.cli.exits import COMPLETE, SOME_FAILED, fail
 from sweeper.cli.explanation import UnknownKey
 from sweeper.cli.help_page import describe_versions, render_help
 from sweeper.cli.multirun import SweepQueue, run_queues
-from sweeper.commands.sweep.free_cores import CoreWatch, plan_on_free_cores
+from sweeper.commands.sweep.free_cores import plan_on_free_cores
 from sweeper.common.format import short_value
 from sweeper.common.grouping import group_values
 from sweeper.config.hardware import Node
+from workloads.api.cores import CoreWatch
 from workloads.api.errors import UserInputError, describe_os_error
 
 REMEDIES_S = 5.0  # how long to search for the keys at fault

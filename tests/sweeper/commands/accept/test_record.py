@@ -10,10 +10,12 @@ from xml.etree import ElementTree
 import pytest
 from mlflow import MlflowClient
 
+from benchmarks.acceptance_faults import is_found
 from sweeper.commands.accept import main
 from sweeper.commands.accept import record as records
+from sweeper.commands.accept.causes import add_causes
 from sweeper.commands.accept.experiments import Reading
-from sweeper.commands.accept.judge import Verdict, judge
+from sweeper.commands.accept.judge import Verdict, describe, judge, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown, summarize_tests
 from sweeper.commands.doctor.checks import Finding
 from tests.support.acceptance import TEST, gpus, readings
@@ -91,6 +93,32 @@ def test_junit_fails_for_a_problem_of_a_gpu_alone(record: dict[str, Any]) -> Non
     slight = finding | {"location": "n GPU 1", "affects_results": False}
     suite = ElementTree.fromstring(build_junit(record | {"results": [], "findings": [finding, slight]}))
     assert [failed.get("message") for failed in suite.iter("failure")] == ["FAIL: x", "p: r"]
+    used = finding | {"by_others": True}  # whose own speed is unknown
+    suite = ElementTree.fromstring(build_junit(record | {"results": [], "findings": [used]}))
+    assert [failed.get("message") for failed in suite.iter("failure")] == ["FAIL: x"]
+
+
+def test_only_the_disturbed_gpu_has_tests_without_a_verdict_and_such_a_run_is_no_baseline(tmp_path: Path) -> None:
+    of_node = {"node": "n", "networks": {}, "versions": {}, "cpus": 8, "governor": ""}
+    of_node |= {"kernel": {"release": "6.8", "command_line": [], "is_guest": True}}
+    of_node |= {"shared_gib": 16.0, "free_gib": 64.0, "disk_gib": 100.0}
+    healthy = {"vendor": "nvidia", "responds": True, "name": "NVIDIA H100", "driver": "580"}
+
+    def run(*used_gib: float, rates: tuple[float, float] = (700, 500)) -> dict[str, Any]:
+        gpus_of = [{**healthy, "number": number, "used_gib": used} for number, used in enumerate(used_gib)]
+        states = {"n": {**of_node, "gpus": gpus_of}}
+        judgements = add_causes(judge(readings(*rates), "gpu", {}, {}), states)
+        findings = main.find_problems(gpus(2, 1), [], list(states.values()))
+        sentence = describe(overall_verdict(judgements, findings), judgements, findings)
+        return records.build_record(gpus(2, 1), "quick", sentence, judgements, findings, states)
+
+    assert is_found(run(0.0, 8.6), "products", 1)
+    assert not is_found(run(0.0, 8.6), "products", 0)
+    assert not is_found(run(0.0, 0.0), "products", 1)  # a GPU that is slow by itself fails
+    assert not is_found(run(8.6, 0.0), "products", 1) and run(8.6, 0.0)["verdict"] == "fail"
+    records.write_record(tmp_path / "accept.json", run(0.0, 8.6, rates=(700, 700)))
+    with pytest.raises(UserInputError, match="other processes used n GPU 1 during that run"):
+        records.read_baseline(tmp_path, gpus(2, 1), "quick", ["n GPU 0"])
 
 
 def test_an_acceptance_is_one_run_in_mlflow_with_its_medians_and_files_and_a_store_that_fails_is_named(

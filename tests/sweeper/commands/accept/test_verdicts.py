@@ -13,7 +13,7 @@ from sweeper.commands.accept.causes import UNKNOWN, add_causes
 from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Reading, read_experiments
 from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, overall_verdict
-from sweeper.commands.doctor.checks import Finding
+from sweeper.commands.doctor.checks import Finding, check_load, check_node
 from sweeper.common.trials import TrialResult, TrialStatus
 from tests.support.acceptance import TEST, gpus, readings, verdicts
 from workloads.api.contract import Measurement
@@ -148,7 +148,6 @@ def state(node: str, **gpu: Any) -> dict[str, Any]:
         ({"pcie_generation": 4, "pcie_generation_max": 5}, {}, "generation 4 here, and the GPU's of generation 5"),
         ({"numa_node": 1, "local_cores": 0}, {}, "no core of its NUMA node 1 may be used"),
         ({"links_down": 2}, {}, "2 of its links to other GPUs are down"),
-        ({"processes": 3, "used_gib": 0.5}, {}, "3 other processes use it"),
         ({"uncorrected_errors": 4}, {}, "4 uncorrected memory errors"),
         ({}, {"slowed_by": "hardware_thermal", "temperature_c": 91.0}, "thermal at 91.0 °C"),
         ({}, {"sm_clock_mhz": 1100.0, "power_w": 500.0, "power_limit_w": 700.0}, "others' 1400, at 500 W ("),
@@ -158,7 +157,6 @@ def state(node: str, **gpu: Any) -> dict[str, Any]:
             {},
             "amd-smi set --gpu 1 --power-cap 750",
         ),
-        ({"load": 20.0}, {}, "other processes hold its cores, load 20.0 on 8"),
         ({"governor": "powersave"}, {}, "the frequency governor is powersave"),
         ({"risen": {"pcie_replays": 3}}, {}, UNKNOWN),  # what healthy GPUs count is not known
         ({}, {}, UNKNOWN),
@@ -169,16 +167,79 @@ def test_a_failure_has_the_cause_that_was_read_beside_it(
 ) -> None:
     fast, slow = readings(700, 500)
     fast, slow = replace(fast, beside={"sm_clock_mhz": 1400.0}), replace(slow, beside=beside)
-    of_node = state("n", **gpu) | {name: gpu[name] for name in ("load", "governor") if name in gpu}
+    of_node = state("n", **gpu) | {name: gpu[name] for name in ("governor",) if name in gpu}
     passed, failed, *_ = add_causes(judge([fast, slow], "gpu", {}, {}), {"n": of_node})
     assert failed.verdict is Verdict.FAIL and cause in failed.cause and not passed.cause
 
 
-@pytest.mark.parametrize(("load", "cause"), [(4.0, "n: other processes hold its cores, load 4.0 on 8"), (1.0, UNKNOWN)])
-def test_a_slow_cpu_has_the_load_before_the_test_as_its_cause(load: float, cause: str) -> None:
+BUSY = {"use": 7.9, "busiest": "python3 (pid 41)"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "node", "beside", "verdict", "cause"),
+    [
+        ({"processes": 3, "used_gib": 0.5}, {}, {}, "inconclusive", "GPU 1: 3 other processes use it (run nvidia-smi"),
+        (
+            {"used_gib": 8.6},
+            {},
+            {},
+            "inconclusive",
+            "GPU 1: another process uses it: 8.6 GiB of its memory are in use (",
+        ),
+        ({"used_gib": 8.6}, {}, {"sm_clock_mhz": 900.0}, "inconclusive", "GPU 1: another process uses it"),
+        (
+            {},
+            BUSY,
+            {},
+            "inconclusive",
+            "n: other processes use 7.9 of its 8 cores, most of it python3 (pid 41) (end them",
+        ),
+        ({}, BUSY | {"niceness": 15}, {}, "inconclusive", "n: other processes use 7.9"),
+        ({}, {"niceness": 15}, {}, "fail", "n: Ray's workers run at niceness 15"),
+        ({}, {"use": 7.0}, {}, "fail", UNKNOWN),
+        # What is wrong with the part itself is not excused.
+        ({"used_gib": 8.6, "pcie_width": 8}, {}, {}, "fail", "GPU 1: another process uses it"),
+        ({"used_gib": 8.6}, {}, {"slowed_by": "hardware_thermal"}, "fail", "GPU 1: another process uses it"),
+        ({}, BUSY | {"governor": "powersave"}, {}, "fail", "n: other processes use 7.9"),
+        ({"power_limit_w": 450.0, "power_default_w": 700.0}, BUSY, {}, "fail", "GPU 1: its power is limited"),
+        ({}, BUSY | {"shared_gib": 0.06}, {}, "fail", "n: /dev/shm has 0.1 GiB"),
+    ],
+)
+def test_a_part_that_other_processes_use_is_not_judged_unless_it_has_a_problem_of_its_own(
+    gpu: dict[str, Any], node: dict[str, Any], beside: dict[str, Any], verdict: str, cause: str
+) -> None:
+    fast, slow = readings(700, 500)
+    fast, slow = replace(fast, beside={"sm_clock_mhz": 1400.0}), replace(slow, beside=beside)
+    passed, judged, *_ = add_causes(judge([fast, slow], "gpu", {}, {}), {"n": state("n", **gpu) | node})
+    assert judged.verdict.value == verdict and judged.cause.startswith(cause) and passed.verdict is Verdict.PASS
+    assert ("not judged, because other processes used the part" in judged.reason) == (verdict == "inconclusive")
+
+
+def test_the_sentence_names_the_other_processes_and_the_remedy_and_only_then() -> None:
+    of_node = state("n", used_gib=8.6)
+    judged = add_causes(judge(readings(700, 500), "gpu", {}, {}), {"n": of_node})
+    findings = list(check_node("n", of_node))
+    verdict = overall_verdict(judged, findings)
+    assert describe(verdict, judged, findings) == (
+        "INCONCLUSIVE: n GPU 1 without a verdict; n GPU 1: another process uses it: 8.6 GiB of its memory are in use; "
+        "end other processes and rerun (1 test of 2 parts in all)"
+    )
+    healthy = judge(readings(700, 690), "gpu", {}, {})
+    assert overall_verdict(healthy, findings) is Verdict.INCONCLUSIVE  # no test was slow, but all were disturbed
+    broken = [*findings, *check_node("n", state("n", uncorrected_errors=1))]
+    assert describe(overall_verdict(healthy, broken), healthy, broken).startswith(
+        "FAIL: n GPU 1 with problems; n GPU 1:"
+    )
+    busy = list(check_load("n", {"gpus": [], "cpus": 2, **BUSY}))
+    assert describe(overall_verdict(healthy, busy), healthy, busy).startswith("PASS: nothing is too slow (")
+
+
+@pytest.mark.parametrize(("use", "is_busy"), [(4.0, True), (3.0, False)])
+def test_a_slow_cpu_is_not_judged_if_others_use_its_cores(use: float, is_busy: bool) -> None:
     (slow,) = judge(readings(500), "cpu", {}, {(TEST, "n GPU 0"): 900.0})
-    (failed,) = add_causes([slow], {"n": state("n") | {"gpus": [], "load": load}})
-    assert failed.verdict is Verdict.FAIL and failed.cause.startswith(cause)
+    (judged,) = add_causes([slow], {"n": state("n") | {"gpus": [], "use": use}})
+    assert judged.verdict is (Verdict.INCONCLUSIVE if is_busy else Verdict.FAIL)
+    assert judged.cause.startswith("n: other processes use 4.0 of its 8 cores (" if is_busy else UNKNOWN)
 
 
 @pytest.mark.parametrize(

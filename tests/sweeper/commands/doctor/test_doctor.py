@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,11 +112,33 @@ def test_the_state_of_this_machine_is_read() -> None:
 
 
 def test_workers_that_other_processes_come_before_are_reported() -> None:
-    state = {"gpus": [], "cpus": 8, "load": 0.5}
+    state = {"gpus": [], "cpus": 8, "use": 0.5}
     (finding,) = check_load("n0", state | {"niceness": 15})
     assert "niceness 15" in finding.problem and "RAY_worker_niceness=0" in finding.remedy
     assert list(check_nodes([node_state("n0") | {"niceness": 15}])) == [finding]  # doctor and the record of accept
     assert not list(check_load("n0", state | {"niceness": 0}))
+
+
+def test_a_process_that_runs_is_named_and_one_that_has_ended_is_not() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(cores))]
+    try:
+        started_s = time.monotonic()
+        while time.monotonic() < started_s + 3:  # long enough for a load average
+            time.sleep(0.1)
+        running = host.NodeWatch().read_state(".")
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    after = host.NodeWatch().read_state(".")
+    pids = {f"(pid {burner.pid})" for burner in burners}
+    (finding,) = check_load("n0", running | {"gpus": [], "niceness": 0})
+    assert f"of its {len(cores)} core" in finding.problem and finding.by_others and not finding.affects_results
+    named = finding.problem.partition("most of it ")[2]
+    # On a busy machine, a process of somebody else may use even more.
+    assert any(pid in named for pid in pids) or Path("/proc", named.partition("pid ")[2].rstrip(")")).exists()
+    assert not any(pid in after["busiest"] for pid in pids)
 
 
 def test_the_cores_of_a_numa_node_that_may_be_used_are_counted(tmp_path: Path) -> None:
@@ -241,7 +264,7 @@ def diagnose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Diagnose:
 
     def diagnose(scenario: str, **kernel: Any) -> list[Finding]:
         use_stand_in(monkeypatch, scenario)
-        roomy = {"shared_gib": 64.0, "free_gib": 512.0, "disk_gib": 512.0, "load": 0.0, "niceness": 0}
+        roomy = {"shared_gib": 64.0, "free_gib": 512.0, "disk_gib": 512.0, "niceness": 0}
         return list(check_nodes([read_node_state(str(tmp_path)) | roomy | {"kernel": TUNED | kernel}]))
 
     return diagnose

@@ -20,12 +20,13 @@ from sweeper.common.trials import Retry, TrialRecord
 from sweeper.config.hardware import Node
 from sweeper.preflight.sweep_plan import SweepPlan, plan_sweep
 from tests.support.factories import trial_record
+from workloads.api import cores
 from workloads.api.errors import UserInputError
 
 LAPTOP = Node("this machine", cpus=4, cpu_name="Laptop")
 
 
-class Use(free_cores.CoreWatch):
+class Use(cores.CoreWatch):
     def __init__(self, cores: float) -> None:
         self.cores = cores
 
@@ -81,18 +82,17 @@ def test_a_resumed_sweep_keeps_its_cores(tmp_path: Path, name: list[str], monkey
 
 
 def test_the_steady_use_of_another_process_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_cores, "WINDOW_S", 0.15)
+    monkeypatch.setattr(cores, "WINDOW_S", 0.15)
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         name = f"{Path(f'/proc/{burner.pid}/comm').read_text().strip()} (pid {burner.pid})"
-        while free_cores._read()[2].get(name, 0.0) < 0.1:
+        while cores._read()[2].get(name, 0.0) < 0.1:
             os.sched_yield()
-        watch = free_cores.CoreWatch()
-        cores, process = watch.find_use()
+        used, process = cores.CoreWatch().find_use()
     finally:
         burner.kill()
         burner.wait()
-    assert cores >= free_cores.HELD and process.endswith(")")
+    assert used >= cores.HELD and process.endswith(")")
 
 
 def test_rounds_again_end_when_they_do_not_help_and_take_at_most_the_time_of_the_search() -> None:
