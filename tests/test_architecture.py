@@ -136,6 +136,19 @@ def test_logic_does_not_import_presentation(package: str) -> None:
         assert "rich" not in modules and not any(module.startswith("sweeper.pages") for module in modules), path
 
 
+def test_logic_does_not_print() -> None:
+    """It returns text or calls `notify`. Commands, pages and notebooks print, and so do modules run as programs."""
+    faces = ("sweeper/__main__", "sweeper/cli/", "sweeper/commands/", "sweeper/notebook/", "sweeper/pages/")
+    faces += ("workloads/__main__", "workloads/api/notices", "workloads/instruments/device", "workloads/probe/")
+    faces += ("sweeper/tracking/process",)  # prints its answers to a pipe
+    printing = [
+        str(path.relative_to(REPOSITORY))
+        for path in [*python_files("sweeper"), *python_files("workloads")]
+        if any(isinstance(n, ast.Name) and n.id == "print" for n in ast.walk(ast.parse(path.read_text())))
+    ]
+    assert [name for name in printing if not name.startswith(faces)] == []
+
+
 # The only modules that use what PyTorch does not document; instruments/test_torch_internals.py tests them.
 TORCH_INTERNALS = (
     "instruments/torch_internals.py",

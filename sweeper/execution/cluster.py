@@ -26,6 +26,7 @@ from sweeper.execution.ray_environment import find_address, name_address, provid
 from sweeper.execution.shipping import PARTS, SweepCode, build_runtime_env
 from sweeper.preflight.devices import select_target
 from workloads.api.errors import UserInputError
+from workloads.api.notices import notify
 from workloads.api.processes import Orphans
 from workloads.suggestions import suggest
 
@@ -82,7 +83,7 @@ def discover_nodes(
     if problems and not nodes:
         raise UserInputError(problems[0])
     for problem in problems:
-        print(f"sweeper: {problem}; the sweep does not use it", file=sys.stderr)
+        notify(f"sweeper: {problem}; the sweep does not use it")
     return nodes
 
 
@@ -133,7 +134,7 @@ def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
     global _code
     parts = set().union(*missing.values())
     names = " and ".join(name for part, name in PARTS.items() if part in parts)
-    print(f"sweeper: cluster: {', '.join(missing)} lack {names}; Ray sends this machine's", file=sys.stderr)
+    notify(f"sweeper: cluster: {', '.join(missing)} lack {names}; Ray sends this machine's")
     _code = replace(_code, sent=frozenset(parts))
     with tempfile.TemporaryDirectory(prefix="sweeper-code-") as scratch:
         runtime_env = build_runtime_env(_code, parts, Path(scratch))
@@ -255,7 +256,7 @@ def start(target: Target, *, has_variables: bool) -> None:
             for process in started:
                 process.kill()
             load = os.getloadavg()[0]
-            print(f"sweeper: Ray did not start in time (load average {load:.0f}); trying once more", file=sys.stderr)
+            notify(f"sweeper: Ray did not start in time (load average {load:.0f}); trying once more")
     _orphans = Orphans()
 
 

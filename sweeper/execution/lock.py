@@ -2,12 +2,12 @@
 
 import fcntl
 import os
-import sys
 import time
 from pathlib import Path
 from typing import IO
 
 from workloads.api.errors import UserInputError
+from workloads.api.notices import notify
 
 LOCK_TIMEOUT_S = 20.0
 QUIET_WAIT_S = 1.0  # how long to wait for the lock before printing a message
@@ -37,7 +37,7 @@ def acquire(folder: Path) -> IO[str]:
                 raise UserInputError(f"{holder}; stop it, or set another name=") from None
             # After a driver is killed, its recording process finishes the current write, usually within a second.
             if not reported and waited_s > QUIET_WAIT_S:
-                print(f"{holder}; waiting up to {LOCK_TIMEOUT_S:g} s for it to end", file=sys.stderr, flush=True)
+                notify(f"{holder}; waiting up to {LOCK_TIMEOUT_S:g} s for it to end")
                 reported = True
             time.sleep(0.1)
     lock.truncate(0)

@@ -5,13 +5,13 @@ import os
 import secrets
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 from workloads.api import gpu_setup, visible_devices
 from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.notices import notify
 
 SOCKET, MAX_SOCKET_PATH = "/ray/session_2026-11-25_13-16-02_926810_1234567/sockets/plasma_store.12", 107
 MIN_FREE_MIB = 8  # Ray writes 0.1 MiB of logs in a short sweep
@@ -57,7 +57,7 @@ def provide_token(variables: MutableMapping[str, str]) -> None:
         os.write(descriptor, token.encode())
         os.close(descriptor)
         where = f"Ray's token is in {variables['RAY_AUTH_TOKEN_PATH']} until this sweep ends"
-        print(f"sweeper: HOME={Path.home()}: {describe_os_error(error)}; {where}", file=sys.stderr)
+        notify(f"sweeper: HOME={Path.home()}: {describe_os_error(error)}; {where}")
 
 
 def find_address(address: str | None) -> str | None:
@@ -79,7 +79,7 @@ def _shorten_sockets(variables: MutableMapping[str, str]) -> None:
     problem = f"{name}={variables[name]}: is too long for the paths of Ray's sockets"
     if name == "RAY_TMPDIR":
         raise UserInputError(f"{problem}; at most {MAX_SOCKET_PATH - len(SOCKET)} characters, such as RAY_TMPDIR=/tmp")
-    print(f"sweeper: {problem}, which are in /tmp", file=sys.stderr)
+    notify(f"sweeper: {problem}, which are in /tmp")
     variables["RAY_TMPDIR"] = "/tmp"
 
 

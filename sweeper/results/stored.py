@@ -5,7 +5,6 @@ import json
 import math
 import os
 import shlex
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from sweeper.metrics.criteria import Criteria
 from sweeper.results.description import FILE, SweepDescription, read_description
 from sweeper.search.front import Front, measure_front, measured_interval
 from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.notices import notify
 from workloads.suggestions import suggest
 
 JOURNAL = "study.journal"
@@ -206,7 +206,7 @@ def find_sweeps(directory: Path) -> list[StoredSweep]:
     readable = [path for path in folders if os.access(path, os.R_OK | os.X_OK)]
     readable = [p for p in readable if all(os.access(p / f, os.R_OK) or not (p / f).exists() for f in (FILE, JOURNAL))]
     if private := sorted(path.name for path in folders if path not in readable):
-        print(f"sweeper: not readable, of other users: {', '.join(private)}", file=sys.stderr)
+        notify(f"sweeper: not readable, of other users: {', '.join(private)}")
     sweeps = [StoredSweep(path) for path in readable if (path / FILE).exists()]
     return sorted(sweeps, key=lambda sweep: sweep.changed_at_s, reverse=True)
 

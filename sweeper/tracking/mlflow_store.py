@@ -12,7 +12,6 @@ import importlib.util
 import os
 import socket
 import sqlite3
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError, describe_os_error, first_line
+from workloads.api.notices import notify
 from workloads.api.secrets import mask
 
 KIND = "sweeper.kind"
@@ -217,7 +217,7 @@ def name_ignored_store(folder: Path) -> None:
     """Print a note if MLFLOW_TRACKING_URI is set, because this variable does not select the store."""
     if ignored := os.environ.get("MLFLOW_TRACKING_URI"):
         remedy = f"the store is {folder / 'mlflow.db'}; set tracking.uri= for another one"
-        print(f"sweeper: MLFLOW_TRACKING_URI={mask(ignored)}: is not used: {remedy}", file=sys.stderr)
+        notify(f"sweeper: MLFLOW_TRACKING_URI={mask(ignored)}: is not used: {remedy}")
 
 
 def _describe_proxy(parts: urllib.parse.SplitResult) -> str:

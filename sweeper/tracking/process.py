@@ -39,6 +39,7 @@ from sweeper.common.trials import TrialRecord
 from sweeper.tracking.mlflow_view import SweepView
 from sweeper.tracking.store import MlflowException, Store
 from workloads.api.errors import first_line
+from workloads.api.notices import notify
 from workloads.api.secrets import mask
 
 RETRY_S = 1.0
@@ -86,7 +87,7 @@ class RecordingProcess:
                     break
                 except Exception as failed:  # any error, because retrying a message is harmless
                     error = failed
-                    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    notify(f"{type(error).__name__}: {error}")
                     if is_permanent(error) and not {"open", "close"} & message.keys():
                         try:
                             self._answer(self._set_aside(message, describe_error(error)))
@@ -131,7 +132,7 @@ class RecordingProcess:
         try:
             self._view_key = self._store.write_view(view, lambda place: self._answer({"ranked": place}))
         except MlflowException as error:  # some servers reject experiment tags; no data is lost
-            print(f"no view: {error}", file=sys.stderr, flush=True)
+            notify(f"no view: {error}")
         return {"closed": {"view": self._view_key}}
 
     def _set_aside(self, message: dict[str, Any], reason: str) -> dict[str, Any]:
@@ -144,7 +145,7 @@ class RecordingProcess:
         except Exception as error:
             if not is_permanent(error):
                 raise
-            print(f"trial {record.number}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            notify(f"trial {record.number}: {type(error).__name__}: {error}")
             self._has_left_out = True
             return {"left_out": record.number, "refused": reason}
         return {"written": record.number, "refused": reason}
@@ -171,7 +172,7 @@ class RecordingProcess:
         except SystemExit:
             pass  # the program has already printed the error
         except Exception as error:
-            print(f"report not finished: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            notify(f"report not finished: {type(error).__name__}: {error}")
 
 
 # Errors from a database that is busy or down and may respond next time.

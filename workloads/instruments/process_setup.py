@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from workloads.api.contract import Infeasible, Scalar
+from workloads.api.notices import notify
 
 GIB = 2**30
 # PyTorch reads allocator settings from the first of these variables that is set.
@@ -55,8 +56,8 @@ def supports_expandable_segments(device: torch.device) -> bool:
 
 
 @cache  # once per process: for a later trial, CUDA is initialized, with this setting
-def enable_expandable_segments(device: torch.device) -> str:
-    """Let segments grow if the device and the environment allow it. Return why it is too late, or "".
+def enable_expandable_segments(device: torch.device) -> None:
+    """Let segments grow if the device and the environment allow it. Print a notice if it is too late.
 
     PyTorch reads allocator settings once, when it initializes CUDA (CUDAAllocatorConfig::instance), so a process must
     call this before it uses its GPU. The environment is then restored, because a trial records the environment that it
@@ -65,9 +66,10 @@ def enable_expandable_segments(device: torch.device) -> str:
     # PyTorch uses only the first variable that is set, so this variable repeats the existing settings.
     settings = next((value for name in VARIABLES if (value := os.environ.get(name))), "")
     if "expandable_segments" in settings or not supports_expandable_segments(device):
-        return ""
+        return
     if torch.cuda.is_initialized():
-        return "expandable_segments is off: this process used its GPU before, which may cost memory"
+        notify("expandable_segments is off: this process used its GPU before, which may cost memory")
+        return
     original = os.environ.get(VARIABLES[0])
     os.environ[VARIABLES[0]] = ",".join(filter(None, (settings, "expandable_segments:True")))
     try:
@@ -77,7 +79,6 @@ def enable_expandable_segments(device: torch.device) -> str:
             del os.environ[VARIABLES[0]]
         else:
             os.environ[VARIABLES[0]] = original
-    return ""
 
 
 def describe_segments(device: torch.device) -> dict[str, Scalar]:

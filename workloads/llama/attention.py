@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from workloads.api.contract import Infeasible
+from workloads.api.notices import notify
 from workloads.instruments.device import compiled_on_gpu
 from workloads.instruments.timing import time_in_turns
 from workloads.llama.attention_kernels import CPU_KERNEL, CUDA_KERNELS, ROCM_KERNELS, Gradients, Kernel
@@ -56,8 +57,8 @@ def fastest_kernel(shape: AttentionShape, device: torch.device, candidates: tupl
     """Return the kernel with the shortest total forward and backward time for a shape.
 
     The candidates, by default all kernels for the GPU, are timed on random data in interleaved order; each kernel's
-    time is the minimum of three repeats. A kernel that fails or gives wrong results is excluded, and the reason is
-    printed. A single candidate is not timed. Raises Infeasible if no fused kernel works for this shape.
+    time is the minimum of three repeats. A kernel that fails or gives wrong results is excluded with a notice of the
+    reason. A single candidate is not timed. Raises Infeasible if no fused kernel works for this shape.
     """
     if device.type == "cpu" and candidates is None:
         return CPU_KERNEL
@@ -100,12 +101,12 @@ def _unusable_reason(kernel: Kernel, inputs: list[Tensor]) -> str:
         error = measure_error(inputs, *_run(kernel, inputs))
     except Exception as failure:  # not installed or built, or wrong type or GPU: there is no common exception class
         reason = str(failure).partition("\n")[0] or type(failure).__name__
-        print(f"attention kernel {kernel.name} is not available: {reason}")
+        notify(f"attention kernel {kernel.name} is not available: {reason}")
         return reason
     if error <= TOLERANCE:
         return ""
     reason = f"its results differ by {error:.0%} from fp32"
-    print(f"attention kernel {kernel.name} is excluded: {reason}")
+    notify(f"attention kernel {kernel.name} is excluded: {reason}")
     return reason
 
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from workloads.api.contract import Infeasible, Measurement, Rank, Scalar
 from workloads.api.errors import first_line
 from workloads.api.host import available_memory_bytes, node_activity
+from workloads.api.notices import notify
 from workloads.api.steps import StepReports
 from workloads.instruments import device as devices
 from workloads.instruments import process_setup
@@ -65,8 +66,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
     started_s = {"": time.perf_counter()}  # when each part of the startup ended
     process_setup.keep_compiled_kernels()
     device = devices.device_of(rank)
-    if reason := process_setup.enable_expandable_segments(device):  # a small budget is then lost to fragmentation
-        print(reason, flush=True)
+    process_setup.enable_expandable_segments(device)  # without them, fragmentation uses up a small budget
     if problem := find_placement_problem(parameters.distribution, rank.world_size, rank.ranks_per_node):
         raise Infeasible(problem[0])
     precision = select_precision(parameters, devices.architecture(device))
@@ -99,7 +99,7 @@ def measure(parameters: OffloadParameters, rank: Rank) -> Measurement:
         # This is outside the handler, where the error no longer holds the engine's tensors.
         devices.release_memory(device)
         smaller_gib = SMALLER_PLAN * parameters.device_gib
-        print(f"plan again for {smaller_gib:.2f} GiB: {reason}", flush=True)
+        notify(f"plan again for {smaller_gib:.2f} GiB: {reason}")
         measurement = _plan_and_train(smaller_gib, *training)
         return replace(
             measurement,
@@ -117,7 +117,7 @@ def _plan_and_train(
     length, sequences = parameters.sequence_length, parameters.sequences_per_step
     prediction = find_fastest_plan(model, length, sequences, budget, measured.rates)
     if rank.rank == 0:
-        print("\n".join(describe_plan(prediction)), flush=True)
+        notify("\n".join(describe_plan(prediction)))
     started_s["plan"] = time.perf_counter()
     # Each allocation is aligned to 512 bytes: a chunk has at most eight tensors, and a layer a dozen vectors. The
     # padding of shares takes the same amount again.

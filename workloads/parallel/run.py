@@ -83,8 +83,7 @@ def measure(parameters: ParallelParameters, rank: Rank) -> Measurement:
         rank = replace(rank, rank=0, world_size=1, ranks_per_node=1)
     process_setup.keep_compiled_kernels()
     # As in torchtitan's run_train.sh. This must precede reading the architecture, which initializes CUDA.
-    if reason := process_setup.enable_expandable_segments(device):
-        print(reason, flush=True)
+    process_setup.enable_expandable_segments(device)
     kind, architecture = "cpu" if device.type == "cpu" else "gpu", devices.architecture(device)
     if violation := parameters.find_violation(Machine(kind, architecture, rank.world_size, rank.ranks_per_node)):
         raise Infeasible(violation.reason)

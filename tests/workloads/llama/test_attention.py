@@ -97,7 +97,7 @@ def test_a_fast_kernel_with_wrong_results_is_excluded(
     monkeypatch.setattr(attention, "TIMED_TOKENS", SHAPE.length)
     kernel = spoil(change)
     assert fastest_kernel(SHAPE, CPU, (kernel, CPU_KERNEL)) == CPU_KERNEL
-    assert re.search(r"spoilt is excluded: its results differ by (\d+|inf)% from fp32", capsys.readouterr().out)
+    assert re.search(r"spoilt is excluded: its results differ by (\d+|inf)% from fp32", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 17])

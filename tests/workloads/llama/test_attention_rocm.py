@@ -192,7 +192,7 @@ def test_a_pytorch_without_ck_never_runs_aotriton_under_its_name(
     monkeypatch.setattr(attention, "TIMED_TOKENS", 64)
     shape = attention.AttentionShape(heads=2, kv_heads=1, head_size=8, length=64, dtype=torch.bfloat16)
     assert attention.fastest_kernel(shape, CPU, (KERNELS["ck"], KERNELS["aotriton"])).name == "aotriton"
-    assert "ck is not available: this PyTorch is built without CK's attention" in capsys.readouterr().out
+    assert "ck is not available: this PyTorch is built without CK's attention" in capsys.readouterr().err
     assert set(aten.libraries) == {"aotriton"}
 
 
