@@ -46,12 +46,15 @@ def architecture(device: torch.device) -> str:
 
 
 def compiled_on_gpu(function: Function) -> Function:
-    """Compile a function only when it is first used on a GPU, because `torch.compile` imports 2,000 modules in 2 s."""
+    """Compile a function only when it is first used on a GPU, because `torch.compile` imports 2,000 modules in 2 s.
+
+    The device is that of the first argument, a tensor.
+    """
     compiled = cache(lambda: torch.compile(function, dynamic=False))
 
     @wraps(function)
-    def call(*tensors: torch.Tensor) -> Any:
-        return (function if tensors[0].device.type == "cpu" else compiled())(*tensors)
+    def call(first: torch.Tensor, *others: Any) -> Any:
+        return (function if first.device.type == "cpu" else compiled())(first, *others)
 
     return cast("Function", call)
 

@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from workloads.instruments.device import compiled_on_gpu
+
 CPU_UPDATE_NUMEL = 1 << 24  # elements that a CPU updates at a time, to keep the fp32 intermediates small
 INT8_BLOCK = 256  # elements that share a scale, as in Dettmers et al. 2022 and torchao
 StateFormat = Literal["fp32", "bf16", "int8"]
@@ -65,19 +67,19 @@ class AdamW:
         if self.rounding == "stochastic":
             seed = torch.full((), step * 0x9E3779B1 % 2**31, dtype=torch.int32, device=w.device)
         maps = _load_int8_maps(w.device) if states[0].dtype == torch.uint8 else ()
-        update = _update if w.device.type == "cpu" else _compile_update()
         sizes = [-(-CPU_UPDATE_NUMEL * len(vector) // len(w)) if pieces > 1 else len(vector) for vector in vectors]
         with torch.no_grad():
             for parts in zip(*(v.split(size) for v, size in zip(vectors, sizes, strict=True)), strict=True):
-                update(parts, maps, rate, correction, decay, self.beta1, self.beta2, self.epsilon, seed)
+                _update(rate, correction, decay, parts, maps, self.beta1, self.beta2, self.epsilon, seed)
 
 
+@compiled_on_gpu
 def _update(
-    vectors: tuple[Tensor, ...],
-    int8_maps: tuple[Tensor, ...],
     rate: Tensor,
     correction: Tensor,
     decay: Tensor,
+    vectors: tuple[Tensor, ...],
+    int8_maps: tuple[Tensor, ...],
     beta1: float,
     beta2: float,
     epsilon: float,
@@ -125,7 +127,3 @@ def _load_int8_maps(device: torch.device) -> tuple[Tensor, Tensor]:
 
     signed, unsigned = create_dynamic_map(signed=True), create_dynamic_map(signed=False)
     return torch.tensor(signed, device=device), torch.tensor(unsigned, device=device)
-
-
-# Compiled on the first use on a GPU, because importing PyTorch's compiler takes 2 s.
-_compile_update = cache(lambda: torch.compile(_update, dynamic=False))
