@@ -38,6 +38,7 @@ class Calibration:
     date: str  # the date of the measurement
     torch: str = ""  # the torch version
     conditions: str = ""  # how long the load lasted, and the clock and power
+    busy: str = ""  # which other processes used the device, so that the rates are too low
     sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of large GEMMs, by dtype
     power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # rate of a short run over a long one
     grouped_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of grouped GEMMs, by dtype
@@ -52,7 +53,8 @@ class Calibration:
         parts = {"copies": self.copy_gb_s, "AdamW's update": self.update_gb_s, "launches": self.launch_us}
         names += [part for part, figure in parts.items() if figure]
         names += [f"attention by {' and '.join(self.attention)}"] if self.attention else []
-        return f"measured on {self.device}, {self.date}: {', '.join(names) or 'nothing'}"
+        busy = ", while other processes used it" if self.busy else ""
+        return f"measured on {self.device}, {self.date}{busy}: {', '.join(names) or 'nothing'}"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,10 @@ def product_rows(dtype: str = "bf16", sustained: float = 600.0, burst: float = 7
 
 
 def grouped_rows(*tflops: float, dtype: str = "bf16") -> list[dict[str, str]]:
-    return [{"param.dtype": dtype, "tflops_sustained": str(rate)} for rate in tflops]
+    """Return down projections of Qwen3-30B-A3B's experts on one of eight GPUs, at these TFLOP/s."""
+    row = {"param.dtype": dtype, "param.model": "qwen3_30b_a3b", "param.layer": "down"}
+    row |= {"rows": "65536.0", "experts_held": "16.0"}
+    return [row | {"tflops_sustained": str(rate)} for rate in tflops]
 
 
 def launch_rows(tflops: float) -> list[dict[str, str]]:

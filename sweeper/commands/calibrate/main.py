@@ -14,7 +14,7 @@ remeasure trials that failed because other processes used the device, rerun the 
 calibration measures everything again. To discard an incomplete calibration, delete DIR/calibration/HARDWARE.unfinished.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -40,6 +40,7 @@ from sweeper.preflight.calibration import (
     write_yaml,
 )
 from sweeper.preflight.clusters import build_device, default_topology
+from workloads.api.cores import CoreWatch, describe_use
 from workloads.api.errors import UserInputError
 from workloads.hardware.cluster import Cluster, Device
 
@@ -70,15 +71,21 @@ def run(request: CalibrateRequest) -> int:
     further = [f"hardware={target.hardware.name if known else 'auto'}"]
     further += [f"cluster.address={request.cluster.address}"] if request.cluster.address else []
     further += ["cluster.insecure=true"] if request.cluster.insecure else []
-    sweeps = plan_sweeps(target, begin_or_resume(unfinished, key), directory, further)
+    name = begin_or_resume(unfinished, key)
+    busy = note_use(unfinished, find_use(target))
+    if busy:
+        print(f"busy     {busy}; the rates will be too low", flush=True)
+    sweeps = plan_sweeps(target, name, directory, further)
     code = run_queues([SweepQueue("", [sweep.words for sweep in sweeps.values()])])
     rows = {name: sweep.read_rows() for name, sweep in sweeps.items()}
     if code == INTERRUPTED or not rows["matmul"]:
         missing = ", ".join(name for name, trials in rows.items() if not trials)
         print(f"calibration: not complete ({missing or 'interrupted'}); rerun the same command to resume")
         return code or SOME_FAILED
-    open_console(soft_wrap=False).print(rates.draw_replacements(write_files(path, target, rows)))
+    open_console(soft_wrap=False).print(rates.draw_replacements(write_files(path, target, rows, busy)))
     print(f"method   {rates.describe_conditions(rows['matmul'])}")
+    if busy:
+        print(f"busy     {busy}: the rates are too low; run the command again when the devices are idle")
     for name, trials in rows.items():
         if not trials:
             print(f"missing  {name}: no trial succeeded; see {sweeps[name].folder}")
@@ -107,13 +114,29 @@ def find_target(request: CalibrateRequest) -> Target:
 def begin_or_resume(unfinished: Path, hardware: str) -> str:
     """Return the name of the interrupted calibration, or a new name if there is none."""
     if unfinished.exists():
-        return unfinished.read_text().strip()
+        return unfinished.read_text().splitlines()[0]
     name = f"calibration-{hardware}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     unfinished.write_text(f"{name}\n")
     return name
 
 
-def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> list[Cells]:
+def find_use(target: Target) -> list[str]:
+    """Return how other processes use the devices before the measurement, as sentences without a full stop."""
+    if target.is_gpu:
+        return target.describe_foreign_use()
+    cores, process = CoreWatch().find_use()
+    return [describe_use(cores, process, target.devices)] if cores else []
+
+
+def note_use(unfinished: Path, use: Sequence[str]) -> str:
+    """Keep how other processes use the devices for a resumed calibration. Return this run's and earlier notes."""
+    name, *earlier = unfinished.read_text().splitlines()
+    notes = list(dict.fromkeys([*earlier, *use]))
+    unfinished.write_text("\n".join([name, *notes, ""]))
+    return "; ".join(notes)
+
+
+def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]], busy: str = "") -> list[Cells]:
     """Write the device file and the topology file. Return table rows that show which value each rate replaces."""
     products = rates.sustained_tflops(rows["matmul"])
     reference = products.get("bf16") or next(iter(products.values()))
@@ -125,6 +148,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         torch=version("torch"),
         conditions=rates.describe_conditions(rows["matmul"]),
+        busy=busy,
         sustained_tflops=products,
         power_headroom=headroom,
         grouped_tflops=rates.grouped_tflops(rows["grouped"]),
@@ -138,7 +162,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]]) -> li
         before = build_device(target.hardware)
     except UserInputError:  # plans do not support this device
         before = None
-    replacements = list(rates.device_replacements(calibration, before, rows["attention"]))
+    replacements = list(rates.device_replacements(calibration, before, rows))
     links = rows.get("collectives")
     if not links:
         return replacements

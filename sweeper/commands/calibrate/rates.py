@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from workloads.estimator.placed_job import COPY_SHARE
 from workloads.hardware.cluster import AttentionRates, Cluster, Device, Topology, Wiring, measured_tflops
 from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
+from workloads.models.model import MODELS
 
 Row = dict[str, str]
 Cells = list[str]  # one row of the table of replaced values
@@ -36,7 +37,7 @@ PLANNER_KERNELS: dict[str, AttentionKernel] = {
 
 def sustained_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
     """Return the sustained GEMM rate of each dtype: the FLOPs of all layers divided by the layers' total time."""
-    by_dtype = _group(rows, "param.dtype")
+    by_dtype = group_values((row["param.dtype"], row) for row in rows)
     bounds = ("tflops_sustained_ci_low", "tflops_sustained_ci_high")
     return {
         RECIPES[dtype].matrix_dtype: Figure(
@@ -63,8 +64,26 @@ def grouped_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
     """Return the median sustained rate of grouped GEMMs for each dtype."""
     return {
         RECIPES[dtype].matrix_dtype: Figure(statistics.median(float(row["tflops_sustained"]) for row in own))
-        for dtype, own in _group(rows, "param.dtype").items()
+        for dtype, own in group_values((row["param.dtype"], row) for row in rows).items()
     }
+
+
+def assumed_grouped_tflops(device: Device, dtype: str, products: Figure, rows: Iterable[Row]) -> float:
+    """Return the median rate that plans assume for the grouped GEMMs of these trials if only GEMMs are measured.
+
+    In fp8, this includes the time of reads and writes that plans add (`operations.product_s`).
+    """
+    rates = []
+    for row in rows:
+        if RECIPES[row["param.dtype"]].matrix_dtype == dtype:
+            model, tokens = MODELS[row["param.model"]], float(row["rows"])
+            hidden, width = model.hidden_size, model.expert_intermediate_size
+            n, k = (2 * width, hidden) if row["param.layer"] == "gate_up" else (hidden, width)
+            traffic_s = (tokens * k + float(row["experts_held"]) * n * k + 2 * tokens * n) / (device.memory_gb_s * 1e9)
+            exposed_s = operations.GROUPED_EXPOSED * traffic_s if dtype == "fp8" else 0.0
+            tflop = 2 * tokens * n * k / 1e12
+            rates.append(tflop / (tflop / (operations.GROUPED_SHARE * products.value) + exposed_s))
+    return statistics.median(rates)
 
 
 def launch_us(row: Row) -> Figure:
@@ -84,7 +103,7 @@ def figure_of(row: Row, metric: str) -> Figure:
 def attention_rates(rows: Sequence[Row], tflops: float, headroom: float) -> dict[str, AttentionRates]:
     """Return the fastest attention rates for each planner kernel name, as fractions of the GEMM rate."""
     rates: dict[str, AttentionRates] = {}
-    for kernel, own in _group(rows, "param.kernel").items():
+    for kernel, own in group_values((row["param.kernel"], row) for row in rows).items():
         fitted, name = _fit_attention(own, tflops, headroom), PLANNER_KERNELS[kernel]
         if fitted and (name not in rates or fitted.forward_share > rates[name].forward_share):
             rates[name] = fitted
@@ -98,7 +117,7 @@ def _fit_attention(rows: Sequence[Row], tflops: float, headroom: float) -> Atten
     longest sequence. Short calls back to back may wait for their launches: FlashAttention 4 with 2,048 tokens had 156
     TFLOP/s back to back and 476 one by one, on an H200. So a rate is at least that of single calls over `headroom`."""
     halves, longest = [], {}
-    for mode, own in _group(rows, "param.mode").items():
+    for mode, own in group_values((row["param.mode"], row) for row in rows).items():
         points = sorted(
             (float(row["param.sequence_length"]), max(float(row["tflops_sustained"]), float(row["tflops"]) / headroom))
             for row in own
@@ -131,10 +150,6 @@ def describe_conditions(rows: Sequence[Row]) -> str:
         if values:
             parts.append(f"{min(values):.0f} to {max(values):.0f} {unit}")
     return ", ".join(parts)
-
-
-def _group(rows: Iterable[Row], name: str) -> dict[str, list[Row]]:
-    return group_values((row[name], row) for row in rows)
 
 
 def list_gathers(rows: Iterable[Row], ranks: int) -> list[Row]:
@@ -182,8 +197,10 @@ def _replace(name: str, before: float, source: str, measured: Figure) -> Cells:
     return [name, format_number(before), source, format_number(measured.value), *bounds, change]
 
 
-def device_replacements(calibration: Calibration, before: Device | None, rows: Sequence[Row]) -> Iterator[Cells]:
-    """Yield a device's table rows. `before` is None if plans do not support the device. `rows` are attention trials."""
+def device_replacements(
+    calibration: Calibration, before: Device | None, rows: Mapping[str, Sequence[Row]]
+) -> Iterator[Cells]:
+    """Yield a device's table rows. `before` is None if plans do not support the device."""
     for dtype, figure in calibration.sustained_tflops.items():
         rate, source = math.nan, ""
         if before and (before.sustained_tflops or before.peak_tflops):
@@ -195,16 +212,16 @@ def device_replacements(calibration: Calibration, before: Device | None, rows: S
     yield _replace("short over lasting products", before.power_headroom if before else math.nan, "table", headroom)
     for dtype, figure in calibration.grouped_tflops.items():
         products = calibration.sustained_tflops.get(dtype)
-        rate = operations.GROUPED_SHARE * products.value if before and products else math.nan
-        name, source = f"grouped products in {dtype}, TFLOP/s", f"{operations.GROUPED_SHARE:g} of the products"
-        yield _replace(name, rate, source, figure)
+        rate = assumed_grouped_tflops(before, dtype, products, rows["grouped"]) if before and products else math.nan
+        source = f"{operations.GROUPED_SHARE:g} of the products{' and traffic' if dtype == 'fp8' else ''}"
+        yield _replace(f"grouped products in {dtype}, TFLOP/s", rate, source, figure)
     copied = before.memory_gb_s * COPY_SHARE if before else math.nan
     for name, bandwidth in (("copies", calibration.copy_gb_s), ("AdamW's update", calibration.update_gb_s)):
         if bandwidth:
             yield _replace(f"{name}, GB/s", copied, f"{COPY_SHARE:g} of the data sheet", bandwidth)
     if calibration.launch_us:
         yield _replace("time between launches, µs", operations.LAUNCH_US, "table", calibration.launch_us)
-    ordered = sorted(rows, key=lambda row: float(row["param.sequence_length"]))
+    ordered = sorted(rows["attention"], key=lambda row: float(row["param.sequence_length"]))
     longest = {(row["param.kernel"], row["param.mode"]): row for row in ordered}
     for (kernel, mode), row in sorted(longest.items(), key=lambda item: item[0]):
         length, rate = float(row["param.sequence_length"]), math.nan

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from workloads.api.cores import CoreWatch
+from workloads.api.cores import CoreWatch, describe_use
 from workloads.api.errors import UserInputError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def plan_on_free_cores(
     use, process = (0.0, "") if plan.config.plan else watch.find_use()
     if not use:
         return plan
-    held = f"other processes use {use:.1f} of {node.cpus} cores{process and f', most of it {process}'}"
+    held = describe_use(use, process, node.cpus)
     if (free := node.cpus - max(1, round(use))) < 1:
         return replace(plan, busy=f"{held}: end them first, or trials may stay inconclusive")
     return replace(make_plan([node.using(free)]), busy=f"{held}: trials use {free} (cluster.cpus={node.cpus}: all)")

@@ -10,12 +10,21 @@ import yaml
 from rich.console import Console
 
 from sweeper.commands.calibrate import rates
-from sweeper.commands.calibrate.main import COMMAND, CalibrateRequest, begin_or_resume, find_target, write_files
+from sweeper.commands.calibrate.main import (
+    COMMAND,
+    CalibrateRequest,
+    begin_or_resume,
+    find_target,
+    find_use,
+    note_use,
+    write_files,
+)
 from sweeper.commands.calibrate.rates import measured_topology
 from sweeper.commands.calibrate.sweeps import WORDS, plan_sweeps
+from sweeper.commands.sweep.free_cores import CoreWatch
 from sweeper.common.trials import TrialStatus
 from sweeper.config.catalogue import catalogue
-from sweeper.config.hardware import Target
+from sweeper.config.hardware import Node, Target
 from sweeper.config.schema import Hardware
 from sweeper.preflight.calibration import Calibration, Figure, calibrate_device, find_calibration, read_calibration
 from sweeper.preflight.clusters import build_cluster
@@ -82,7 +91,17 @@ def test_a_calibration_that_was_interrupted_goes_on_and_a_finished_one_begins_an
     name = begin_or_resume(unfinished, "h200")
     assert name.startswith("calibration-h200-2") and begin_or_resume(unfinished, "h200") == name
     unfinished.write_text("calibration-h200-20260101-000000\n")
+    assert note_use(unfinished, []) == ""
+    assert note_use(unfinished, ["GPU 1 is in use"]) == note_use(unfinished, []) == "GPU 1 is in use"
     assert begin_or_resume(unfinished, "h200") == "calibration-h200-20260101-000000"
+
+
+def test_processes_that_use_the_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = Target(Hardware("cpu", kind="cpu"), "Laptop", (Node("this machine", cpus=4, cpu_name="Laptop"),))
+    monkeypatch.setattr(CoreWatch, "find_use", lambda _: (0.0, ""))
+    assert find_use(processor) == []
+    monkeypatch.setattr(CoreWatch, "find_use", lambda _: (1.2, "gcc (pid 7)"))
+    assert find_use(processor) == ["other processes use 1.2 of 4 cores, most of it gcc (pid 7)"]
 
 
 def test_a_rerun_measures_again_what_has_no_result(tmp_path: Path) -> None:
@@ -116,9 +135,11 @@ def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replac
         "attention": attention_rows("cudnn", 560, 480),
         "collectives": collective_rows({0: 360.0, 2: 340.0}, 8),
     }
-    replacements = write_files(path, target(8), rows)
+    replacements = write_files(path, target(8), rows, "other processes use 3.0 GiB of GPU 1")
     file = find_calibration("auto", tmp_path, "h200")
     assert file is not None
+    assert file.rates.busy == "other processes use 3.0 GiB of GPU 1"
+    assert f"{file.rates.date}, while other processes used it: products in bf16" in file.describe()
     cluster = build_cluster("h200", None, 8, file)
     assert cluster.device.sustained_tflops == pytest.approx({"bf16": 600.0, "fp8": 1250.0})
     assert cluster.device.grouped_tflops == {"bf16": 570, "fp8": 1100}
@@ -132,7 +153,7 @@ def test_the_files_are_those_that_plans_read_and_the_table_says_what_they_replac
     assert "products in bf16, TFLOP/s 690 table 600 594 606 -13.0" in text
     assert "short over lasting products 1.15 table 1.2 +4.3" in text
     assert "grouped products in bf16, TFLOP/s 534 0.89 of the products 570 +6.7" in text
-    assert "grouped products in fp8, TFLOP/s 1,112 0.89 of the products 1,100 -1.1" in text
+    assert "grouped products in fp8, TFLOP/s 849.7 0.89 of the products and traffic 1,100 +29.5" in text
     assert "AdamW's update, GB/s 4,080 0.85 of the data sheet 3,500" in text
     assert "time between launches, µs 15 table 15.73 15.42 16.05 +4.9" in text
     assert "copies, GB/s 4,080 0.85 of the data sheet 4,100 4,090 4,110 +0.5" in text
