@@ -33,7 +33,7 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 
 
 # The packages of `workloads` that describe trials without running one, each above those that it may import.
-DESCRIBING = ["formats", "estimator", "layouts", "api", "models", "hardware", "suggestions"]
+DESCRIBING = ["formats", "estimator", "layouts", "api", "models", "hardware", "suggestions", "tables"]
 
 
 def imported_modules(path: Path) -> set[str]:

@@ -2,11 +2,9 @@
 
 import argparse
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from sweeper.cli.command import COMMAND_NAMES, SETTING_NAMES, SUBCOMMANDS
@@ -14,10 +12,11 @@ from sweeper.config.schema import Config
 from workloads.api.errors import UserInputError
 from workloads.api.validation import keys_of
 from workloads.suggestions import nearest, suggest
+from workloads.tables import read_toml
 
 # Names, argparse options and help texts.
 FLAGS: list[tuple[list[str], dict[str, Any], str]]
-FLAGS = tomllib.loads(Path(__file__).with_name("flags.toml").read_text())["flags"]
+FLAGS = read_toml(__file__, "flags.toml")["flags"]
 # Flags that choose an action and cannot be combined.
 MODES = ("multirun", "run", "cfg", "info", "shell_completion")
 KEYS = {"model", *(field.name for field in fields(Config))}

@@ -14,7 +14,6 @@ import re
 import shlex
 import shutil
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field
@@ -28,12 +27,13 @@ from sweeper.preflight.kept_rows import FOLDER
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.validation import Key, build, keys_of, literal_values, read_value
 from workloads.suggestions import hint, nearest, suggest
+from workloads.tables import read_toml
 
 T = TypeVar("T")
 # The dataclass of each verb, and the function that returns the exit code. The key "" is for a command without a verb.
 Verbs = Mapping[str, tuple[type[Any], Callable[[Any], int]]]
-SUBCOMMANDS: dict[str, str] = tomllib.loads(Path(__file__).with_name("subcommands.toml").read_text())
-SYNONYMS: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("synonyms.toml").read_text())
+SUBCOMMANDS: dict[str, str] = read_toml(__file__, "subcommands.toml")
+SYNONYMS: dict[str, dict[str, list[str]]] = read_toml(__file__, "synonyms.toml")
 COMMAND_NAMES, SETTING_NAMES = (
     {typed: name for name, others in SYNONYMS[kind].items() for typed in others} for kind in ("subcommand", "setting")
 )

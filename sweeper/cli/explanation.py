@@ -1,8 +1,6 @@
 """Explain errors from Hydra, OmegaConf and the YAML parser in one or two lines: the key, and the allowed values."""
 
 import re
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,8 +14,9 @@ from sweeper.cli.command import SETTING_NAMES, SYNONYMS
 from sweeper.config.space import ALLOWED_FORMS
 from workloads.api.errors import UserInputError, describe_os_error, first_line
 from workloads.suggestions import hint, nearest, suggest
+from workloads.tables import read_toml
 
-MESSAGES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("messages.toml").read_text())
+MESSAGES: dict[str, Any] = read_toml(__file__, "messages.toml")
 SEVERAL_VALUES = re.compile(r"(?:Ambiguous value for argument|Sweep parameters?) '\+*([^']+)'")
 UNKNOWN_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'(?:\.| does not exist)")
 

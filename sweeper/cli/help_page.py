@@ -2,9 +2,7 @@
 
 import platform
 import shutil
-import tomllib
 from dataclasses import MISSING, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,10 +19,11 @@ from workloads.api import registry
 from workloads.api.errors import UserInputError
 from workloads.api.host import version_of
 from workloads.api.validation import Key, attribute_docs, build, keys_of
+from workloads.tables import read_toml
 
 PACKAGES = ("torch", "ray", "optuna", "mlflow", "hydra-core")
 MAX_DEFAULT = 70  # longest displayed default, in characters; longer defaults, such as command lines, are truncated
-TEXTS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("help.toml").read_text())
+TEXTS: dict[str, Any] = read_toml(__file__, "help.toml")
 
 
 def render_help(arguments: Arguments) -> str:

@@ -10,22 +10,13 @@ from typing import Any
 
 from workloads.api.errors import UserInputError
 from workloads.api.secrets import is_secret, mask
+from workloads.tables import read_toml
 
 SECTION = "env"
 PREFIX = f"{SECTION}."
 # POSIX leaves lowercase names to applications. A variable in the wrong case would be set without any effect.
 _NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
-_DEVICES = "decides which GPUs a worker sees, which Ray sets"
-_LOADING = "decides how programs and libraries are loaded; set it where the cluster is started"
-_RANKS = "is set for each rank"
-# Variables that a trial's environment must not set, and why.
-_RESERVED = (
-    (r"(CUDA|HIP|ROCR|NVIDIA)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|CUDA_DEVICE_ORDER", _DEVICES),
-    (r"RAY_\w+", "configures Ray, which is running by then"),
-    (r"SWEEPER_\w+", "is sweeper's own"),
-    (r"PATH|HOME|USER|SHELL|PWD|BASH_ENV|PYTHON\w+|LD_\w+|VIRTUAL_ENV|CONDA_\w+", _LOADING),
-    (r"MASTER_(ADDR|PORT)|(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|BEAM_LOCAL_MAX", _RANKS),
-)
+_RESERVED: dict[str, str] = read_toml(__file__, "reserved.toml")
 
 
 def flatten(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +57,7 @@ def check_name(variable: str) -> None:
         raise UserInputError(f"{key}: a variable's name has capital letters, digits and _, and no digit first{close}")
     if is_secret(variable):
         raise UserInputError(f"{key}: looks like a secret, and parameters are recorded; set it on the nodes")
-    for pattern, reason in _RESERVED:
+    for reason, pattern in _RESERVED.items():
         if re.fullmatch(pattern, variable):
             raise UserInputError(f"{key}: cannot be a parameter; it {reason}")
 

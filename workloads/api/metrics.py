@@ -6,11 +6,11 @@ may also report metrics that have no row; these are shown under their own names.
 """
 
 import re
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Literal
+
+from workloads.tables import read_toml
 
 # Relative differences up to this value do not count between points of a front: rounds of one seed cannot resolve them.
 # The default is a thousandth: the last of four digits in tables, or an allocator's step of 2 MiB in 2 GiB.
@@ -59,24 +59,10 @@ COST = "cost_per_million_tokens"
 
 METRICS = {
     name: Metric(name, **row | {"needs": Need[row["needs"]] if "needs" in row else None})
-    for name, row in tomllib.loads(Path(__file__).with_name("metrics.toml").read_text()).items()
+    for name, row in read_toml(__file__, "metrics.toml").items()
 }
 ROWS = tuple(METRICS.values())
-# Units of keys and of other metrics, such as a function's objective, by the ending of the name.
-ENDINGS = {
-    "_per_s": "/s",
-    "_gb_s": "GB/s",
-    "_tb_s": "TB/s",
-    "_tflops": "TFLOP/s",
-    "_ms": "ms",
-    "_us": "µs",
-    "_s": "s",
-    "mib": "MiB",
-    "_gib": "GiB",
-    "_mb": "MB",
-    "_gb": "GB",
-    "_w": "W",
-}
+ENDINGS: dict[str, str] = read_toml(__file__, "endings.toml")
 
 
 _PARTS = re.compile(r"\b\w+_per_step\b|\benergy\b|\b(?:baseline|sustained)_step_times_s\b")

@@ -6,11 +6,11 @@ hardware supports is not native if PyTorch has no kernel for it.
 """
 
 import re
-import tomllib
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
+
+from workloads.tables import read_toml
 
 
 class Support(StrEnum):
@@ -40,7 +40,7 @@ class Recipe:
         return self.matrix_dtype in ("fp8", "fp4")
 
 
-_ROWS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("recipes.toml").read_text())
+_ROWS: dict[str, dict[str, Any]] = read_toml(__file__, "recipes.toml")
 _TUPLES = ("gfx", "multiples", "multiples_gfx950", "outputs_rocm", "first_rocm")
 RECIPES = {name: Recipe(**row | {key: tuple(row[key]) for key in _TUPLES if key in row}) for name, row in _ROWS.items()}
 

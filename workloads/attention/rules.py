@@ -8,11 +8,11 @@ anything is timed (see `workloads.attention.run`).
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from workloads.tables import read_toml
 
 if TYPE_CHECKING:
     from workloads.attention import AttentionParameters
@@ -34,9 +34,7 @@ class KernelRule:
 
 
 _SM80 = r"sm(8\d|9\d|1\d\d)"  # sm80 and later
-KERNELS: dict[str, KernelRule] = {
-    name: KernelRule(**row) for name, row in tomllib.loads(Path(__file__).with_name("kernels.toml").read_text()).items()
-}
+KERNELS: dict[str, KernelRule] = {name: KernelRule(**row) for name, row in read_toml(__file__, "kernels.toml").items()}
 
 
 def unsupported_kernel_reason(kernel: str, architecture: str) -> str:

@@ -13,6 +13,7 @@ from workloads.formats.logs import DTYPES, Step
 from workloads.formats.printed import Printed
 from workloads.models.flops import model_flops_per_token
 from workloads.models.model import TRAINED_MODELS
+from workloads.tables import read_toml
 
 # Tolerance of the printed parameter count: a small tokenizer removes a seventh of Llama 3 8B's parameters.
 PARAMETER_TOLERANCE = 0.2
@@ -21,20 +22,7 @@ LOW_PRECISION = ("fp8", "mxfp8", "fp4", "mxfp4", "nvfp4")  # GEMM formats; other
 SIZES = ("global_batch", "sequence_length", "micro_batch", "tp", "pp", "cp", "dp", "dp_shard", "dp_replicate", "gpus")
 SHAPE_SIZES = ("layers", "hidden_size", "intermediate_size", "heads")  # fields of `Model`
 CLAIM_TOLERANCE = 0.05
-# Printed rates, with the work that each rate counts and whether the rate is per GPU.
-CLAIMS = {
-    "tokens_per_s": ("tokens", False),
-    "tokens_per_s_per_gpu": ("tokens", True),
-    "tflops": ("flops", False),
-    "tflops_per_gpu": ("flops", True),
-}
-# A rate's unit, and half a unit of the last digit that Megatron-LM prints.
-UNITS = {"tokens": ("tokens/s", 0.5), "flops": ("TFLOP/s", 0.05)}
-# The operations that programs count, by `LogReader.kind`. Megatron-LM counted the whole attention matrix until 2025 and
-# now counts the causal half. torchtitan counts the whole matrix. Other programs may also count six FLOPs per parameter.
-CONVENTIONS = {"torchtitan": ("full attention",)} | dict.fromkeys(
-    ("Megatron-LM", "Megatron-Bridge", "Primus", "NeMo"), ("causal attention", "full attention")
-)
+CLAIMS, UNITS, CONVENTIONS = (read_toml(__file__, "claims.toml")[name] for name in ("rates", "units", "conventions"))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """How each trainer's log reports a step: the line, its names and its units, from the rows of `log_formats.toml`."""
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from workloads.tables import read_toml
 
 GIB = 2**30
 NUMBER = r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?"
@@ -58,5 +58,5 @@ def _build_format(row: dict[str, Any], rows: Mapping[str, dict[str, Any]]) -> Lo
     return LogFormat(**values | patterns)
 
 
-_TABLE = tomllib.loads(Path(__file__).with_name("log_formats.toml").read_text())["format"]
+_TABLE = read_toml(__file__, "log_formats.toml")["format"]
 FORMATS = tuple(_build_format(row, {row["program"]: row for row in _TABLE}) for row in _TABLE)

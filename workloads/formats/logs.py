@@ -7,16 +7,15 @@ step's value and the mean so far (`7443.9/7491.0`), the step's value is used. Va
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
 
 from workloads.api.contract import Scalar
 from workloads.formats import megatron, torchtitan
 from workloads.formats.log_formats import FORMATS, GIB, NUMBER, RATES, SUFFIXES, LogFormat, Metrics
 from workloads.formats.names import parse_scalar
+from workloads.tables import read_toml
 
 LONGEST_LINE = 65536  # characters; step lines are shorter, and the rest of a longer line is ignored
 LONGEST_ENTRY = 1024  # characters; longer lines are not parsed as configuration entries
@@ -24,7 +23,7 @@ LONGEST_ENTRY = 1024  # characters; longer lines are not parsed as configuration
 STEP_SIZES = ("global_batch", "sequence_length", "batch_tokens")  # a step's sizes, which are not results
 
 # Tables of names that programs print outside step lines.
-_NAMES = tomllib.loads(Path(__file__).with_name("log_names.toml").read_text())
+_NAMES = read_toml(__file__, "log_names.toml")
 MEMORY: dict[str, tuple[str, float]] = {name: (ours, size / GIB) for name, (ours, size) in _NAMES["memory"].items()}
 OF_RANKS = {"peak_device_gib", "peak_memory_gib", "device_memory_share"}  # printed in step lines by each rank
 

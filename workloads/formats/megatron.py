@@ -2,11 +2,9 @@
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError
@@ -15,8 +13,9 @@ from workloads.layouts.layout import LESS_LAYERS, Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import Model
 from workloads.suggestions import suggest
+from workloads.tables import read_toml
 
-TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("megatron.toml").read_text())
+TABLES: dict[str, Any] = read_toml(__file__, "megatron.toml")
 FP8_RECIPES: dict[str, tuple[str, str]] = {name: tuple(theirs) for name, theirs in TABLES["fp8_recipes"].items()}
 FP4_RECIPES = {"nvfp4": "nvfp4"}  # used with `fp4: e2m1`
 FSDP_STRATEGIES = {"zero2": "optim_grads", "megatron_fsdp": "optim_grads_params"}

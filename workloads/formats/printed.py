@@ -9,10 +9,8 @@ torchtitan's JSON, or the arguments of Megatron-LM and of programs built on Mega
 import json
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError
@@ -22,11 +20,12 @@ from workloads.formats.megatron_files import parse_value
 from workloads.formats.names import FileReading
 from workloads.layouts.layout import Layout
 from workloads.models.model import Model
+from workloads.tables import read_toml
 
 Printed = int | str
 
 LONGEST_LINE = 4096  # characters; the rest of a longer line is ignored
-_TABLE = tomllib.loads(Path(__file__).with_name("printed.toml").read_text())
+_TABLE = read_toml(__file__, "printed.toml")
 _KEYS = [(name.key.rpartition(".")[2].replace("_", " "), name.field) for name in (*megatron.NAMES, *torchtitan.NAMES)]
 NUMBERS = {
     field: {*(key for key, meaning in _KEYS if meaning == field), *others}

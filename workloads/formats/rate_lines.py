@@ -5,14 +5,13 @@ A line counts as a step if it contains a number with the unit of a rate or of a 
 """
 
 import re
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from workloads.formats.logs import LONGEST_LINE, LogReader, Step, parse_number, strip_colors
+from workloads.tables import read_toml
 
-_TABLE = tomllib.loads(Path(__file__).with_name("rate_lines.toml").read_text())
+_TABLE = read_toml(__file__, "rate_lines.toml")
 _LONGEST_KEY = 40  # characters before a number that are examined
 
 

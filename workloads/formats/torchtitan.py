@@ -5,7 +5,6 @@ import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from workloads.api.errors import UserInputError
@@ -14,6 +13,7 @@ from workloads.layouts.layout import LESS_LAYERS, Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
 from workloads.suggestions import suggest
+from workloads.tables import read_toml
 
 EXCHANGE = "parallelism.expert_parallel_comm_backend"
 FILE = "torchtitan.toml"
@@ -22,7 +22,7 @@ ASSETS = {"debugmodel": "./tests/assets/tokenizer"} | {
     size: f"./assets/hf/Llama-3.1-{size}" for size in ("8B", "70B", "405B")
 }
 MASKED_SUFFIXES = ("_flex", "_varlen", "_flex_attn", "_varlen_attn")  # flavors with the same sizes and document masks
-_TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("torchtitan.toml").read_text())
+_TABLES: dict[str, Any] = read_toml(__file__, "torchtitan.toml")
 FLAVORS: dict[tuple[str, str], Model] = {
     (name, flavor): MODELS[sizes] if isinstance(sizes, str) else Model(**sizes)
     for name, flavors in _TABLES["flavors"].items()

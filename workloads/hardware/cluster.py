@@ -1,11 +1,11 @@
 """A cluster's GPUs and network, topologies read from plain values, and rates measured on devices."""
 
-import csv
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
+
+from workloads.tables import read_csv
 
 Wiring = Literal["switch", "pairs", "host"]
 USABLE_MEMORY = 0.97  # the share of driver-reported memory that one process can use
@@ -93,7 +93,7 @@ UNKNOWN_CLUSTER = Cluster(
 )
 
 
-DEVICE_RATES = list(csv.DictReader(Path(__file__).with_name("device_rates.csv").read_text().splitlines()))
+DEVICE_RATES = read_csv(__file__, "device_rates.csv")
 
 
 def measured_tflops(device: str) -> dict[str, float]:

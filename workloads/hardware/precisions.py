@@ -1,10 +1,9 @@
 """GEMM data types, and the bytes that casts to these types read and write."""
 
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 
 from workloads.hardware.cluster import Device
+from workloads.tables import read_toml
 
 SUSTAINED_SHARE = 0.7  # share of the dense peak, if no rate was measured: an H200 sustains 0.70 in training
 
@@ -22,7 +21,7 @@ class Precision:
     multiple: int = 1  # tokens and sizes must be multiples of this in torchao's layer
 
 
-_ROWS = tomllib.loads(Path(__file__).with_name("precisions.toml").read_text())
+_ROWS = read_toml(__file__, "precisions.toml")
 PRECISIONS = {name: Precision(**row) for name, row in _ROWS.items()}
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import statistics
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workloads.layouts.layout import AttentionKernel, Job
+from workloads.tables import read_toml
 
 EFFICIENCIES = Path(__file__).with_name("efficiencies.csv")
 OWN = "own"
@@ -73,7 +73,7 @@ class Trainer:
 
 def _read_trainers() -> dict[str, Trainer]:
     rows: dict[str, Trainer] = {}
-    for name, row in tomllib.loads(Path(__file__).with_name("trainers.toml").read_text()).items():
+    for name, row in read_toml(__file__, "trainers.toml").items():
         base = rows[row.pop("like")] if "like" in row else Trainer(name)
         values: dict[str, Any] = row | {"without": tuple(row.get("without", base.without))}
         for key in VALUES & row.keys():

@@ -1,7 +1,6 @@
 """Read and write Hugging Face checkpoints of the trained model families: safetensors files and a config.json."""
 
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
@@ -17,12 +16,13 @@ from workloads.models.families import FAMILIES
 from workloads.models.hugging_face import UnsupportedModel, read_config
 from workloads.models.model import Model
 from workloads.models.trained import read_trained
+from workloads.tables import read_toml
 
 SHARD_BYTES = 4 * 10**9
 STACKED = (".experts.gate_up", ".experts.down")  # one matrix per expert
 Weights = Iterable[tuple[str, Tensor]]  # pairs of a parameter's name, such as `blocks.0.…`, and a tensor
 
-NAMES: dict[str, dict[str, list[str]]] = tomllib.loads(Path(__file__).with_name("checkpoint.toml").read_text())
+NAMES: dict[str, dict[str, list[str]]] = read_toml(__file__, "checkpoint.toml")
 
 
 def find_family(shape: Model) -> str:

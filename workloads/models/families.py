@@ -1,13 +1,12 @@
 """Families of models: the names of sizes in their `config.json`, and other properties of their blocks."""
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from workloads.models.model import Activation, Positions, QkNorm, RouterScores
+from workloads.tables import read_toml
 
 Config = Mapping[str, Any]
 Names = dict[str, tuple[str, ...]]
@@ -29,7 +28,7 @@ LAYERS: dict[str, Callable[[Config, int], bool]] = {
     "rotary": _rotary,
     "not rotary": lambda config, layer: not _rotary(config, layer),
 }
-_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("families.toml").read_text())
+_TABLE: dict[str, Any] = read_toml(__file__, "families.toml")
 GROUPS: dict[str, Names] = {
     group: {size: tuple(keys) for size, keys in names.items()} for group, names in _TABLE["groups"].items()
 }

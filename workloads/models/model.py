@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
+
+from workloads.tables import read_csv
 
 # The models in the table that this project's workloads train. All workloads train dense models; `workload=parallel`
 # also trains models with experts, and so does offloading if every block has only routed experts.
@@ -378,11 +378,10 @@ def _read_table() -> dict[str, Model]:
     kinds: dict[str, Callable[[str], Any]] = {"int": int, "bool": "true".__eq__, "float": float, "float | None": float}
     kinds["tuple[int, ...]"] = lambda text: tuple(map(int, text.split()))
     convert = {item.name: kinds.get(str(item.type), str) for item in fields(Model)}
-    with Path(__file__).with_name("models.csv").open(newline="") as lines:
-        return {
-            row["name"]: Model(**{name: convert[name](text) for name, text in row.items() if text and name in convert})
-            for row in csv.DictReader(lines)
-        }
+    return {
+        row["name"]: Model(**{name: convert[name](text) for name, text in row.items() if text and name in convert})
+        for row in read_csv(__file__, "models.csv")
+    }
 
 
 MODELS = _read_table()

@@ -10,6 +10,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from workloads.instruments.torch_internals import gather_numbers, recorded_events
+from workloads.tables import read_toml
 
 Interval = tuple[float, float]
 
@@ -17,13 +18,7 @@ Interval = tuple[float, float]
 # RCCL builds, and mscclKernel_… of the MSCCL inside RCCL up to ROCm 7.2 (src/include/msccl/msccl_kernel.h). The shader
 # that copies memory, __amd_rocclr_copyBuffer, does not match.
 COMMUNICATION_KERNELS = ("nccl", "rccl", "msccl")
-# The same for the parts of a mixture of experts: names of kernels, and of operations that a CPU records. A compiled
-# block has no ranges. The router's GEMM looks like any other GEMM and belongs to no part.
-EXPERT_KERNELS = {
-    "experts": ("groupproblemshape", "multiply_groups"),
-    "permutation": ("sum_rows", "radixsort", "radix_sort", "aten::sort"),
-    "router": ("topk", "kvinplace", "__softmax", "softmax_warp", "::softmax", "::_softmax"),
-}
+EXPERT_KERNELS: dict[str, list[str]] = read_toml(__file__, "expert_kernels.toml")
 
 
 @contextmanager

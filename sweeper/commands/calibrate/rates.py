@@ -20,19 +20,12 @@ from workloads.hardware.cluster import AttentionRates, Cluster, Device, Topology
 from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 from workloads.models.model import MODELS
+from workloads.tables import read_toml
 
 Row = dict[str, str]
 Cells = list[str]  # one row of the table of replaced values
 PAIRS_BELOW = 0.6  # a pair of GPUs uses all of a GPU's links through a switch, but only some of them without a switch
-# The planner's names for attention kernels. FlashAttention 3 and 4 share a rate; AMD's kernels are FlashAttention 2.
-PLANNER_KERNELS: dict[str, AttentionKernel] = {
-    "flash": "flash2",
-    "aotriton": "flash2",
-    "ck": "flash2",
-    "aiter": "flash2",
-    "cudnn": "cudnn",
-    "flash4": "flash3",
-}
+PLANNER_KERNELS: dict[str, AttentionKernel] = read_toml(__file__, "kernels.toml")
 
 
 def sustained_tflops(rows: Sequence[Row]) -> dict[str, Figure]:

@@ -1,7 +1,6 @@
 """Define the sweeps of a calibration: command arguments, sweep names and trial rows."""
 
 import csv
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +8,9 @@ from pathlib import Path
 from sweeper.common.trials import WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.config.hardware import Target
 from sweeper.results.stored import StoredSweep
+from workloads.tables import read_toml
 
-WORDS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("sweeps.toml").read_text())
+WORDS: dict[str, dict[str, str]] = read_toml(__file__, "sweeps.toml")
 
 
 @dataclass(frozen=True)

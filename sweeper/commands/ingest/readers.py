@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +12,11 @@ from sweeper.commands.ingest.imported import MAX_COUNT, Claims, ImportedResult, 
 from sweeper.commands.ingest.logs import is_log, read_log
 from workloads.api.errors import UserInputError
 from workloads.formats.log_formats import FORMATS as LOG_FORMATS
+from workloads.tables import read_toml
 
 HEAD_BYTES = 8192  # number of bytes at the start of a file from which the format is detected
 
-_NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("readers.toml").read_text())
+_NAMES: dict[str, Any] = read_toml(__file__, "readers.toml")
 
 MAX_JSON_BYTES = 64 * 2**20
 GIB_PER_GB = 1e9 / 2**30

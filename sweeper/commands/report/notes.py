@@ -1,6 +1,5 @@
 """Load the notes that appear below the report's tables and charts from notes.toml, by name."""
 
-import tomllib
-from pathlib import Path
+from workloads.tables import read_toml
 
-NOTES: dict[str, str] = tomllib.loads(Path(__file__).with_name("notes.toml").read_text())
+NOTES: dict[str, str] = read_toml(__file__, "notes.toml")

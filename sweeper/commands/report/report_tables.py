@@ -4,11 +4,9 @@ CSV and JSON are for programs to read. Units are in names or in a separate colum
 JSON, numbers are not strings, intervals are [low, high], and unknown values are null.
 """
 
-import csv
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -33,6 +31,7 @@ from sweeper.results.mlflow_results import Stored
 from sweeper.results.ranking import MAIN_WORK_NAMES, BestResult, list_varying_parameters
 from workloads.api.errors import UserInputError
 from workloads.api.metrics import COST
+from workloads.tables import read_csv
 
 BEST_RESULTS = "Best results"
 PARAMETERS = "Parameters of the best results"
@@ -167,8 +166,7 @@ def _build_parameters_table(results: Sequence[BestResult]) -> Table:
 
 def _list_published(models: Collection[str]) -> list[dict[str, str]]:
     # Each row names a source. These results were not measured here, so the report never ranks or divides them.
-    with Path(__file__).with_name("published.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["model"] in models]
+    rows = [row for row in read_csv(__file__, "published.csv") if row["model"] in models]
     for row in rows:
         row["tokens_per_s_per_gpu"] = format_number(float(row["tokens_per_s_per_gpu"]))
         row["stated_mfu"] = format_percent(float(row["stated_mfu"] or math.nan))

@@ -15,15 +15,9 @@ from typing import Any
 
 from workloads.api import visible_devices
 from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuLinks, GpuReading
+from workloads.tables import read_toml
 
-# AMD's counters of slowdown time by reason, with our names. `throttle_status` is N/A on an MI300X.
-SLOWDOWNS = {
-    "power_cap": "ppt_residency_acc",
-    "processor_hot": "prochot_residency_acc",
-    "socket_thermal": "socket_thm_residency_acc",
-    "regulator_thermal": "vr_thm_residency_acc",
-    "memory_thermal": "hbm_thm_residency_acc",
-}
+SLOWDOWNS: dict[str, str] = read_toml(__file__, "slowdowns.toml")["amd"]
 MIB_PER_GIB = 1024
 # Several devices may share a package, and only the package has an energy counter: for example, the dies of an MI250X
 # and the partitions of a divided Instinct GPU.

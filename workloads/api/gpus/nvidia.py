@@ -11,15 +11,9 @@ from types import ModuleType
 from typing import Any
 
 from workloads.api.gpus import GpuErrors, GpuIdentity, GpuLimits, GpuLinks, GpuReading
+from workloads.tables import read_toml
 
-# NVML's reasons for a lower clock, with our names.
-SLOWDOWNS = {
-    "software_power_cap": "nvmlClocksEventReasonSwPowerCap",
-    "software_thermal": "nvmlClocksEventReasonSwThermalSlowdown",
-    "hardware_slowdown": "nvmlClocksEventReasonHwSlowdown",
-    "hardware_thermal": "nvmlClocksEventReasonHwThermalSlowdown",
-    "power_brake": "nvmlClocksEventReasonHwPowerBrakeSlowdown",
-}
+SLOWDOWNS: dict[str, str] = read_toml(__file__, "slowdowns.toml")["nvidia"]
 # Errors that programs cause, not the GPU (NVIDIA's XID catalog). A killed program causes some of these errors.
 PROGRAM_XIDS = {13, 31, 43, 45, 68, 109}
 
