@@ -139,8 +139,7 @@ def test_logic_does_not_import_presentation(package: str) -> None:
 def test_logic_does_not_print() -> None:
     """It returns text or calls `notify`. Commands, pages and notebooks print, and so do modules run as programs."""
     faces = ("sweeper/__main__", "sweeper/cli/", "sweeper/commands/", "sweeper/notebook/", "sweeper/pages/")
-    faces += ("workloads/__main__", "workloads/api/notices", "workloads/instruments/device", "workloads/probe/")
-    faces += ("sweeper/tracking/process",)  # prints its answers to a pipe
+    faces += ("workloads/__main__", "workloads/api/notices", "workloads/instruments/device")
     printing = [
         str(path.relative_to(REPOSITORY))
         for path in [*python_files("sweeper"), *python_files("workloads")]

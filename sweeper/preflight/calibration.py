@@ -38,7 +38,7 @@ class Calibration:
     date: str  # the date of the measurement
     torch: str = ""  # the torch version
     conditions: str = ""  # how long the load lasted, and the clock and power
-    busy: str = ""  # which other processes used the device, so that the rates are too low
+    busy: str = ""  # which other processes used the device, so the rates may be too low
     sustained_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of large GEMMs, by dtype
     power_headroom: float = field(default=1.0, metadata={"min": 1.0, "max": 3.0})  # rate of a short run over a long one
     grouped_tflops: dict[str, Figure] = field(default_factory=dict)  # rates of grouped GEMMs, by dtype

@@ -152,7 +152,7 @@ class RecordingProcess:
 
     def _answer(self, answer: dict[str, Any]) -> None:
         try:
-            print(json.dumps(answer), file=self._answers, flush=True)
+            self._answers.write(f"{json.dumps(answer)}\n")
         except BrokenPipeError:
             self._driver_gone.set()
 
@@ -206,7 +206,7 @@ def describe_error(error: Exception) -> str:
 def main() -> None:
     """Run the recording process."""
     os.nice(10)  # a lower priority than the driver and trials that are timed on a CPU
-    answers = os.fdopen(os.dup(int(sys.argv[1])), "w")  # a copy, because descriptor 1 is redirected to the log below
+    answers = os.fdopen(os.dup(int(sys.argv[1])), "w", 1)  # a copy, because descriptor 1 is redirected to the log below
     sys.stdout = sys.stderr = MaskedLog(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)
     RecordingProcess(answers, int(sys.argv[2]) if sys.argv[2:] else None).run()
 

@@ -74,7 +74,7 @@ def run(request: CalibrateRequest) -> int:
     name = begin_or_resume(unfinished, key)
     busy = note_use(unfinished, find_use(target))
     if busy:
-        print(f"busy     {busy}; the rates will be too low", flush=True)
+        print(f"busy     {busy}: the rates may be too low", flush=True)
     sweeps = plan_sweeps(target, name, directory, further)
     code = run_queues([SweepQueue("", [sweep.words for sweep in sweeps.values()])])
     rows = {name: sweep.read_rows() for name, sweep in sweeps.items()}
@@ -85,7 +85,7 @@ def run(request: CalibrateRequest) -> int:
     open_console(soft_wrap=False).print(rates.draw_replacements(write_files(path, target, rows, busy)))
     print(f"method   {rates.describe_conditions(rows['matmul'])}")
     if busy:
-        print(f"busy     {busy}: the rates are too low; run the command again when the devices are idle")
+        print(f"busy     {busy}: the rates may be too low; rerun the command when the devices are idle")
     for name, trials in rows.items():
         if not trials:
             print(f"missing  {name}: no trial succeeded; see {sweeps[name].folder}")
