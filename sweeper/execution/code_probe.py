@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
 
+CODE = (".py", ".toml", ".csv")  # suffixes of a package's code and of the tables that it reads
 SHIPPED = "runtime_resources"  # Ray's folder for unpacked code (ray/_private/node.py)
 
 Question = tuple[tuple[str, str, str] | None, str, tuple[str, ...]]  # the arguments of read_code
@@ -79,12 +80,12 @@ def read_version(package: Path) -> str:
 
 
 def digest(paths: Sequence[Path | None]) -> str:
-    """Return a shortened SHA-256 of files and of the Python files in folders, or "" if a path is missing."""
+    """Return a shortened SHA-256 of files and of the code and tables in folders, or "" if a path is missing."""
     content = hashlib.sha256()
     for path in paths:
         if path is None or not path.exists():
             return ""
-        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        files = sorted(f for f in path.rglob("*") if f.suffix in CODE) if path.is_dir() else [path]
         for file in files:
             name = file.relative_to(path).as_posix() if path.is_dir() else file.name
             content.update(f"{name}\0{file.stat().st_size}\0".encode())

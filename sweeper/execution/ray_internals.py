@@ -17,6 +17,8 @@ from ray._private.node import Node
 from ray._private.runtime_env.constants import RAY_JOB_CONFIG_JSON_ENV_VAR
 from ray._private.worker import _maybe_modify_runtime_env as modify_runtime_env
 
+from workloads.tables import read_toml
+
 # 1. The number of GPUs that Ray detects on this machine. `ray.init` counts GPUs with the same code, and no public
 #    function returns the number before `ray.init` is called.
 
@@ -112,15 +114,7 @@ GcsClient(address=canonicalize_bootstrap_address(sys.argv[1]))
 """
 
 # 4. Settings that Ray reads from the environment but does not document.
-SETTINGS = {
-    # By default, Ray starts a Python process for each core in advance. A sweep needs only a few.
-    "RAY_prestart_worker_first_driver": "0",
-    # By default, Ray lowers the priority of workers (to niceness 15). If another process runs on each core, a trial
-    # then has 3% of a core.
-    "RAY_worker_niceness": "0",
-    # The future default. Ray prints a warning if the variable is not set.
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+SETTINGS: dict[str, str] = read_toml(__file__, "ray_settings.toml")
 
 # 5. Parts of Ray's messages, because Ray's exception classes do not distinguish these cases.
 CRASHED = "connection error code 2"  # a worker ended for a reason unknown to its node

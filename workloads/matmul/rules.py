@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from workloads.api.recipes import RECIPES, unsupported_output_reason, unsupported_shape_reason
+from workloads.tables import read_toml
 
 if TYPE_CHECKING:
     from workloads.matmul import MatmulParameters
@@ -22,14 +23,7 @@ REDUCIBLE = ("bf16", "fp16", "fp8_tensorwise", "fp8_rowwise")
 # Formats with scales that TunableOp dispatches (native/cuda/ScaledBlas.cpp, _tunable_scaled_gemm_rocm). TunableOp has
 # no branch for 4-bit types, which would run no kernel at all.
 TUNABLE_SCALED = ("fp8_tensorwise", "fp8_rowwise")
-# Backends that do not guarantee their library for an fp32 result from 16-bit operands on ROCm (cuda/CUDABlas.cpp): CK
-# raises, TunableOp is skipped ("TODO: Support tuning"), and hipBLASLt falls back to hipblasGemmEx, with only a warning,
-# if it finds no kernel.
-UNPROMISED = {
-    "ck": "CK has no such product",
-    "tunable": "PyTorch passes TunableOp over",
-    "cublaslt": "PyTorch may run hipblasGemmEx instead of hipBLASLt",
-}
+UNPROMISED: dict[str, str] = read_toml(__file__, "unpromised.toml")
 
 
 def unsupported_backend_reason(backend: str, architecture: str) -> str:

@@ -82,7 +82,7 @@ def load_or_measure(
         file.read_bytes()
         for name in ("offload", "llama", "models")
         for file in sorted((Path(__file__).parents[1] / name).iterdir())
-        if file.suffix in (".py", ".csv")
+        if file.suffix in (".py", ".csv", ".toml")
     ]
     key = devices.machine_info(device) | {
         "model": model,

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from workloads.models.flops import RecomputedLayer
 from workloads.models.model import Model
+from workloads.tables import read_toml
 
 Location = Literal["device", "host"]
 # The division of a step among the GPUs of a host. replicas: each GPU trains the whole model on its own sequences.
@@ -25,27 +26,13 @@ GATHERED_SLOTS = 2  # whole layers of a sharded model: the one that computes, an
 CHUNKS_IN_FLIGHT = 2
 LOGIT_TOKENS = 2048  # tokens whose logits the loss computes at a time
 
-# The tensors of `workloads.llama.block.Activations` that each choice saves for the backward pass, from the most to the
-# fewest. `gate` saves all except one of the MLP's two wide tensors, `projections` all except both, `attention` the
-# block's input and the attention output, and `input` only the block's input. The backward pass recomputes the others.
-SAVED_TENSORS: dict[SavedActivations, tuple[str, ...]] = {
-    "full": ("x", "q", "kv", "attn_out", "lse", "residual", "gate", "up"),
-    "gate": ("x", "q", "kv", "attn_out", "lse", "residual", "gate"),
-    "projections": ("x", "q", "kv", "attn_out", "lse", "residual"),
-    "attention": ("x", "attn_out", "lse"),
-    "input": ("x",),
-}
+_TABLE = read_toml(__file__, "saved_activations.toml")
+SAVED_TENSORS: dict[SavedActivations, tuple[str, ...]] = {name: tuple(some) for name, some in _TABLE["tensors"].items()}
 SAVED_ACTIVATIONS: tuple[SavedActivations, ...] = tuple(SAVED_TENSORS)
-
-# The choices under which the backward pass recomputes an operation of a block. The block's last GEMM is never
-# recomputed: the backward pass does not use its result.
 RECOMPUTED_UNDER: dict[RecomputedLayer, tuple[SavedActivations, ...]] = {
-    "qkv": ("attention", "input"),
-    "attention": ("input",),
-    "output": ("attention", "input"),
-    "gate": ("projections", "attention", "input"),
-    "up": ("gate", "projections", "attention", "input"),
+    operation: tuple(choices) for operation, choices in _TABLE["recomputed_under"].items()
 }
+SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = _TABLE["texts"]
 
 
 def recomputed_under(shape: Model) -> dict[RecomputedLayer, tuple[SavedActivations, ...]]:

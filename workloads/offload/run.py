@@ -40,16 +40,9 @@ from workloads.offload.gang import Gang
 from workloads.offload.host_memory import ALIGNMENT_BYTES, Arena
 from workloads.offload.optimizer import AdamW, Precision
 from workloads.offload.peer_copies import CudaDriver, GangOutOfMemory, agree
-from workloads.offload.plan import GIB, SavedActivations, count_training_state_bytes, recomputed_under
+from workloads.offload.plan import GIB, SAVED_ACTIVATIONS_TEXT, count_training_state_bytes, recomputed_under
 from workloads.offload.plan_search import Prediction, find_fastest_plan
 
-SAVED_ACTIVATIONS_TEXT: dict[SavedActivations, str] = {
-    "full": "all activations",
-    "gate": "all but half of the MLP's activations",
-    "projections": "all but the MLP's activations",
-    "attention": "input and attention",
-    "input": "input",
-}
 # The memory of a GPU's process and its compilers besides pinned memory. Two processes training 70B took 12 GiB. With
 # 235.7 of 247 available GiB pinned, the kernel killed one process, so each gets 1 GiB more (offload_70b_h200.md).
 PROCESS_GIB = 7.0

@@ -10,23 +10,15 @@ from workloads.api.contract import Candidate, Estimate, Machine, Scalar, Workloa
 from workloads.layouts.layout import DEGREES
 from workloads.layouts.rules import RULES, rules_of
 from workloads.layouts.trainers import OWN
+from workloads.tables import read_toml
 
 Values = Mapping[str, Sequence[Scalar]]
 
 
-Level = tuple[tuple[str, ...], tuple[str, ...]]
+Level = tuple[list[str], list[str]]  # parameters, and the names of rules
 
-# Parameters that are chosen together, with the rules that depend on them and on earlier parameters. The order is that
-# of `RULES`, so a point counts toward the first rule that it would break.
-LEVELS: tuple[Level, ...] = (
-    (
-        ("model", "sequence_length", "tp_across_nodes", "cp_method"),
-        ("tp divides heads, sizes and sequence", "tp stays within a node", "cp divides the sequence"),
-    ),
-    (("global_batch", "micro_batch"), ("micro-batches divide the global batch",)),
-    (("stages_per_rank", "schedule"), ("stages and schedule agree", "micro-batches fill the pipeline")),
-    (("ep",), ("ep divides the experts",)),
-)
+_ROWS = read_toml(__file__, "levels.toml")["level"]
+LEVELS: tuple[Level, ...] = tuple((row["parameters"], row["rules"]) for row in _ROWS)
 WORLD_SIZE_RULE = RULES[0].name
 # Parameters that trade time for memory, each with the value that is fastest in every layout.
 FASTEST: dict[str, Scalar] = {"checkpointing": "none", "reshard_after_forward": False}

@@ -33,6 +33,7 @@ from workloads.parallel.stage import ManualBackwardBlock, Stage, build_initializ
 from workloads.parallel.train import Batch, TokenSource, Trainer, local_sequences
 from workloads.precision.formats import require_torchao
 from workloads.precision.layers import read_recipe
+from workloads.tables import read_toml
 
 
 @contextmanager
@@ -63,13 +64,7 @@ def collect_garbage(freq: int) -> Iterator[Callable[[int], None]]:
 
 
 GIB = 2**30
-# The GEMMs that the backward pass recomputes.
-RECOMPUTED: dict[str, tuple[RecomputedLayer, ...]] = {
-    "none": (),
-    "selective_up": ("up",),
-    "selective": ("gate", "up"),
-    "full": ("qkv", "attention", "output", "gate", "up"),
-}
+RECOMPUTED: dict[str, list[RecomputedLayer]] = read_toml(__file__, "recomputed.toml")
 DTYPE_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
