@@ -91,7 +91,8 @@ def judge(row: Mapping[str, str], folder: Path) -> tuple[str, str]:
     """
     path = folder / "recipe"
     path.write_text(write_recipe(row))
-    request = PlanRequest(row["model"], row["hardware"], int(row["gpus"]), layout=str(path), calibration="none")
+    names = {"model": row["model"], "hardware": row["hardware"], "layout": str(path)}
+    request = PlanRequest(**names, gpus=int(row["gpus"]), calibration="none")
     try:
         problem = build_problem(request)
         if row["memory_gib"]:

@@ -147,13 +147,8 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
             _show_projection(projection, plan.config, error_share, console)
     # Points that the same rule excludes may share a row, which then gives their number.
     rows = [
-        {
-            **candidate.point,
-            "description": candidate.estimate.description,
-            **candidate.estimate.metrics,
-            "unsupported_reason": candidate.estimate.unsupported_reason,
-            "points": candidate.count,
-        }
+        {**candidate.point, "description": candidate.estimate.description, **candidate.estimate.metrics}
+        | {"unsupported_reason": candidate.estimate.unsupported_reason, "points": candidate.count}
         for candidate in (*estimates.valid, *estimates.excluded)
     ]
     plan.folder.mkdir(parents=True, exist_ok=True)

@@ -95,11 +95,6 @@ def training_run(
         )
     seconds = tokens / (estimate.tokens_per_s_per_gpu * estimate.gpus) / (1 - lost)
     gpu_hours = seconds / 3600 * estimate.gpus
-    return TrainingRun(
-        tokens=tokens,
-        days=seconds / SECONDS_PER_DAY,
-        gpu_hours=gpu_hours,
-        cost=None if price_per_hour is None else price_per_hour * gpu_hours,
-        lost_share=lost,
-        failures=seconds / reliability.failure_interval_s(estimate.gpus),
-    )
+    cost = None if price_per_hour is None else price_per_hour * gpu_hours
+    failures = seconds / reliability.failure_interval_s(estimate.gpus)
+    return TrainingRun(tokens, seconds / SECONDS_PER_DAY, gpu_hours, cost, lost, failures)

@@ -231,6 +231,7 @@ class FileReading:
     # The settings that were read, keyed by the file's names: the job field (empty if there are several) and the value.
     taken: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     left: tuple[str, ...] = ()  # settings that were not read
+    gpus: int | None = None  # the number of GPUs that the file sets, apart from the degrees
 
     @property
     def job(self) -> Job:
@@ -321,7 +322,7 @@ def data_parallel_size(gpus: int | None, degrees: Mapping[str, int]) -> int:
     if gpus is None:
         raise UserInputError("the file does not say on how many GPUs it runs: pass their number (gpus=)")
     if gpus % product:
-        named = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
+        named = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
         raise IndivisibleGpus(f"gpus={gpus} is not a multiple of {named}", product)
     return gpus // product
 

@@ -21,8 +21,6 @@ SCRIPT = "sweep.sh"
 # Job or layout fields whose parameters in `workload=parallel` have different names.
 RENAMED = {"compiled": "compile", "precision": "dtype"}
 JOB_FIELDS = ("sequence_length", "precision", "state", "compiled", "document_tokens")
-# Fixed values of fields that have no parameter in `workload=parallel`, if they differ from the defaults.
-FIXED = {"state": "bf16"}
 _OVERRIDE = re.compile(r"^\+{0,2}(?:space\.)?([\w.]+)=(.*)$")
 
 
@@ -50,7 +48,7 @@ def own_support() -> names.Support:
     values: dict[str, Sequence[object]] = {"sharding": ("none", "fsdp2")}
     for name, default in _defaults().items():
         if name not in parameters:
-            values.setdefault(name, (FIXED.get(name, default),))
+            values.setdefault(name, (default,))
         elif get_origin(hint := hints[parameters[name]]) is not None:  # a Literal
             values[name] = get_args(hint)
     del values["checkpointed_layers"]
@@ -85,14 +83,15 @@ def recognizes(text: str) -> bool:
 def read(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
     """Read a command and fill in defaults. Raises UserInputError if a key of the layout has several values."""
     words = [word for command in Script(text).read() for word in command]
-    texts = {match[1]: match[2] for word in words if (match := _OVERRIDE.match(word))}
+    given = [match for word in words if (match := _OVERRIDE.match(word))]
+    texts, written = {match[1]: match[2] for match in given}, {match[1]: match[0] for match in given}
     workload = texts.get("workload")
     if workload != "parallel":
         raise UserInputError(f"workload={workload}: only parallel has a layout")
     needed = {name.key for name in own_names() if name.default is not None}
     for name, value in texts.items():
         if "," in value or (name in needed and (value in ("", "null", "None") or value.startswith("-"))):
-            raise UserInputError(f"space.{name}={value}: a layout needs one value")
+            raise UserInputError(f"{written[name]}: a layout needs one value")
     values = {name: names.parse_scalar(value) for name, value in texts.items()}
     model = load_trained_model(texts.get("model", "llama3_8b"))
     read = names.read_names(values, own_names(), [name.field for name in own_names()])
@@ -101,8 +100,10 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
         read["checkpointed_layers"] = model.layers // interval
     layout = names.canonical_layout(Layout(**read), model.layers)
     known = {name.key: name.field for name in own_names()} | {"model": "model", "checkpointing_freq": ""}
-    known |= dict.fromkeys(("workload", "gpus", "search", "finals.top"), "")
-    others = {}
+    known |= {"gpus": "gpus", "block": "manual_backward", "layers": "model"}
+    known |= dict.fromkeys(("workload", "search", "finals.top"), "")
+    gpus, layers = (values[name] if isinstance(values.get(name), int) else None for name in ("gpus", "layers"))
+    others: dict[str, object] = {"manual_backward": True} if values.get("block") == "manual" else {}
     if model.experts and values.get("imbalance") in (None, 1, "1.0"):
         others["expert_loads"] = "equal" if values.get("imbalance") else "natural"
         known["imbalance"] = ""
@@ -110,9 +111,10 @@ def read(text: str, gpus: int | None = None, model: Model | None = None) -> name
         "own",
         layout,
         model=model,
-        sizes={name: getattr(model, name) for name in SIZES},
+        sizes={name: getattr(model, name) for name in SIZES} | ({"layers": layers} if layers else {}),
         taken={name: (known[name], text) for name, text in texts.items() if known.get(name)},
         left=tuple(name for name in texts if name not in known),
         others=others,
-        **(FIXED | of_job),
+        gpus=gpus,
+        **of_job,
     )

@@ -136,12 +136,8 @@ def recognizes(text: str) -> bool:
 
 
 def read(text: str, gpus: int | None = None, model: Model | None = None) -> names.FileReading:
-    """Read a torchtitan TOML file. Raises UserInputError for invalid TOML or a value that no job can have."""
-    try:
-        config = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserInputError(f"not TOML: {error}") from error
-    return read_config(config, gpus, model)
+    """Read a torchtitan TOML file. Raises UserInputError for a value that no job can have."""
+    return read_config(tomllib.loads(text), gpus, model)
 
 
 FIELDS = names.fields_of_keys(NAMES, _TABLES["fields"])

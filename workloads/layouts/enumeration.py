@@ -30,13 +30,8 @@ class Family:
     def list_layouts(self, checkpointing: Checkpointing, reshard: bool) -> Iterator[Layout]:
         """Yield the layouts with this checkpointing and resharding, starting with the largest number of shards."""
         for shards in self.shards:
-            yield vary(
-                self.template,
-                dp_shard=shards,
-                dp_replicate=self.template.dp // shards,
-                checkpointing=checkpointing,
-                reshard_after_forward=reshard,
-            )
+            degrees = {"dp_shard": shards, "dp_replicate": self.template.dp // shards}
+            yield vary(self.template, **degrees, checkpointing=checkpointing, reshard_after_forward=reshard)
 
 
 def list_families(

@@ -82,8 +82,8 @@ def answer(request: PlanRequest, report: Report = report_nothing) -> Answer:
         if cluster.device != problem.cluster.device:  # more layouts may fit on this device
             doubled[name] = search(replace(problem, cluster=cluster), 1, result.search).best[0]
             continue
-        changed = replace(problem, job=job, cluster=cluster)
-        candidates = [_estimate_layout(changed, item.layout) for item in result.best]
+        layouts = [replace(item.layout, global_batch=job.layout.global_batch) for item in result.best]
+        candidates = [_correct(estimate_layout(layout, job, cluster), problem) for layout in layouts]
         doubled[name] = max(candidates, key=lambda candidate: candidate.estimate.tokens_per_s_per_gpu)
     return Answer(request, problem, result, faster, doubled, training, rates)
 
@@ -156,7 +156,8 @@ def search(problem: Problem, keep: int = KEPT, again: Search | None = None) -> S
             is_named = job.trainer in violation.reason or find_common_violation(job, cluster)
             rest = "" if is_named else f", with trainer={job.trainer}"
             raise UserInputError(violation.reason + rest)
-        given = {**problem.given, "global_batch": problem.job.layout.global_batch}
+        given = {name: value for name, value in problem.given.items() if value != getattr(Layout(), name)}
+        given["global_batch"] = problem.job.layout.global_batch
         raise UserInputError(f"no layout of {problem.cluster.gpus} GPUs has {write_words(given)}")
     smallest, cluster = result.smallest, problem.cluster
     is_whole = problem.job.trainer == OWN and problem.given.get("ep", 1) > 1
@@ -166,12 +167,6 @@ def search(problem: Problem, keep: int = KEPT, again: Search | None = None) -> S
         f"{bound_gib(smallest.estimate.memory, problem.job, cluster):.0f} GiB of each GPU, "
         f"{cluster.usable_gib:.0f} GiB of {cluster.device.name} are usable. It is {describe(smallest.layout)}{hint}"
     )
-
-
-def _estimate_layout(problem: Problem, layout: Layout) -> Candidate:
-    """Return the layout with the problem's batch, and its estimate."""
-    layout = replace(layout, global_batch=problem.job.layout.global_batch)
-    return _correct(estimate_layout(layout, problem.job, problem.cluster), problem)
 
 
 def _correct(candidate: Candidate, problem: Problem) -> Candidate:

@@ -15,16 +15,16 @@ from pathlib import Path
 from sweeper.cli.command import Subcommand, check_output_file, output_path, writing
 from sweeper.commands.plan.answer import NothingFits, answer, find_problem, scale, search
 from sweeper.commands.plan.request import PlanRequest
-from sweeper.commands.plan.side_by_side import HEADING, compare_hardware
+from sweeper.commands.plan.side_by_side import HEADING, SHOWN_COLUMNS, compare_hardware
 from sweeper.commands.plan.text import print_lines, show, show_file
 from sweeper.pages.terminal import draw, open_console
-from workloads.api.errors import UserInputError, describe_os_error
+from workloads.api.errors import UserInputError
 from workloads.estimator.search import bound_gib, fills_memory
 from workloads.formats.files import render
 from workloads.layouts.layout import describe
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PrintedPlan(PlanRequest):
     """The plan to print.
 
@@ -40,6 +40,7 @@ class PrintedPlan(PlanRequest):
 
 def run(request: PrintedPlan) -> int:
     """Print the plan, write the requested files, and return the exit code."""
+    request = request.complete()
     path = Path(request.out or "")
     names = request.hardware.split(",")
     if len({*names}) < len(names):
@@ -47,9 +48,8 @@ def run(request: PrintedPlan) -> int:
     if len(names) > 1 or request.fits:
         for key in ("out", "file"):
             if (name := getattr(request, key)) is not None:
-                what = "fits=true prints one line" if request.fits else "several GPUs make one table"
-                remedy = "leave that out" if request.fits else f"choose one, such as hardware={names[0]}"
-                raise UserInputError(f"{key}={name}: {what}; for a page or a file {remedy}")
+                other = "fits=true" if request.fits else f"several GPUs: choose one, such as hardware={names[0]}"
+                raise UserInputError(f"{key}={name}: not possible with {other}")
         if len(names) > 1 and request.fits:
             raise UserInputError(f"hardware={request.hardware}: fits=true is of one GPU, such as hardware={names[0]}")
         if request.fits and request.finds_gpus:
@@ -58,7 +58,7 @@ def run(request: PrintedPlan) -> int:
             return print_fit(request)
         console = open_console(soft_wrap=False)
         rows, lines = compare_hardware(request, names, report)
-        console.print(draw(HEADING, rows, 4, console.width))
+        console.print(draw(HEADING, rows, SHOWN_COLUMNS, console.width))
         print_lines(console, lines)
         return 0
     if request.out is not None:
@@ -76,10 +76,8 @@ def run(request: PrintedPlan) -> int:
         job = replace(problem.job, layout=planned.best.layout)
         rendered = render(job, problem.cluster.gpus, request.file, request.model)
         written = path.with_name(rendered.name) if request.out else output_path(None, ".", rendered.name)
-        try:
+        with writing("file", written):
             written.write_text(rendered.text)
-        except OSError as error:
-            raise UserInputError(f"file={request.file}: {describe_os_error(error)}") from error
         notes = (f"note      {note}" for note in rendered.notes)
         command = rendered.command.replace(rendered.name, str(written))
         print(f"file      {written}", f"run it    {command}", *notes, sep="\n")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from sweeper.cli import command
 from sweeper.config.catalogue import catalogue, list_figures, use_config_dir
@@ -64,15 +63,15 @@ def degree(limit: int = MAX_GPUS) -> Any:
     return field(default=None, metadata={"min": 1, "max": limit})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """The training run to plan. Layout fields that are given stay fixed, and the search varies the others.
 
     Attributes:
-        model: name of a model, or the path of a Hugging Face config.json.
+        model: name of a model, or the path of a Hugging Face config.json; by default from the file `layout`.
         hardware: name of a GPU in conf/hardware or config_dir, or several names, separated by commas, to compare.
         config_dir: a folder with your own GPUs in config_dir/hardware/NAME.yaml, like --config-dir of a sweep.
-        gpus: number of GPUs; with `tokens_per_day` or `days`, the smallest number to try.
+        gpus: number of GPUs, by default from the file `layout`; with `tokens_per_day` or `days`, the smallest to try.
         topology: name of a topology, or the path of a YAML file; by default nodes of 8 GPUs with the GPU's own links.
         network_gb_s: bandwidth from one GPU to other nodes, in each direction; by default from the topology.
         calibration: rates from `sweeper calibrate`: a file, a folder, or none; by default ./calibration if it exists.
@@ -112,7 +111,7 @@ class PlanRequest:
         checkpoint_s: time for which a checkpoint stops training.
     """
 
-    model: str
+    model: str = ""
     hardware: str
     gpus: int | None = degree()
     topology: str | None = None
@@ -157,7 +156,9 @@ class PlanRequest:
     def __post_init__(self) -> None:
         if self.days is not None and self.tokens_per_day is not None:
             raise UserInputError(f"days={self.days:g}: takes the place of tokens_per_day=")
-        if self.gpus is None and (not self.finds_gpus or self.layout is not None):
+        if not self.model and self.layout is None:
+            raise UserInputError("model: required. Give the name of a model, or the path of a config.json")
+        if self.gpus is None and not self.finds_gpus and self.layout is None:
             raise UserInputError("gpus: required. Give the number, or tokens_per_day=, days= or max_cost= to find it")
         use_config_dir(self.config_dir)
         choices: list[tuple[str, str | None, Any]] = [
@@ -170,6 +171,19 @@ class PlanRequest:
             if value is not None and value not in allowed:
                 close = hint(value, allowed, f"{key}=")
                 raise UserInputError(f"{key}={value}: must be one of {', '.join(allowed)}.{close}")
+
+    def complete(self) -> Self:
+        """Return the request with the model and the number of GPUs of the file `layout`, unless it has its own.
+        Raises UserInputError if the file has no model that is known here."""
+        if self.layout is None or (self.model and self.gpus):
+            return self
+        reading = _read_file(self, None)
+        (_, named), found = reading.taken.get("model", ("", "")), _find_models(reading)
+        model = self.model or (named if reading.trainer == OWN and named else found[0] if len(found) == 1 else "")
+        if not model:
+            sizes = write_words(reading.sizes) or "no sizes"
+            raise UserInputError(f"model: required, because layout={self.layout} does not say which one ({sizes})")
+        return replace(self, model=model, gpus=self.gpus or reading.gpus or reading.layout.gpus)
 
     @property
     def daily_tokens(self) -> float | None:
@@ -196,7 +210,8 @@ class PlanRequest:
         return Reliability(self.failures_per_gpu_day, self.restart_s, self.checkpoint_s)
 
 
-read_request = partial(command.read_request, PlanRequest)
+def read_request(arguments: Sequence[str]) -> PlanRequest:
+    return command.read_request(PlanRequest, arguments).complete()
 
 
 @dataclass(frozen=True)
@@ -259,13 +274,13 @@ def build_problem(request: PlanRequest) -> Problem:
     of_job = {name: getattr(job, name) for name in ("precision", "state", *OF_EXPERTS)}
     if reason := find_trainer(trainer).find_unsupported(given | of_job):
         raise UserInputError(reason)
-    if not request.finds_gpus:
-        _check_degrees(given, gpus)
     batch = request.global_batch or (reading.layout.global_batch if reading else None)
     job = replace(job, layout=Layout(global_batch=batch or default_batch(job.sequence_length, gpus)))
     if trainer == OWN and given.get("schedule") in SPLIT_SCHEDULES:
         job = replace(job, compiled=False)
     fixed = {**find_trainer(trainer).fixed_degrees(given.get("sharding")), **given}
+    if not request.finds_gpus:
+        _check_degrees(fixed, gpus, f"layout={request.layout}: " if reading else "")
     correction = _find_correction(trainer, cluster, calibration)
     return Problem(job, cluster, fixed, given, batch, calibration, correction, reading)
 
@@ -291,34 +306,40 @@ def _build_job(request: PlanRequest, model: Model, trainer: str, reading: FileRe
     )
 
 
-def _read_layout(request: PlanRequest, model: Model) -> FileReading:
-    """Return the content of the file `layout`. Raises UserInputError if it cannot be read or is for another model."""
+def _read_file(request: PlanRequest, model: Model | None) -> FileReading:
+    """Return the content of the file `layout`. Raises UserInputError if it cannot be read."""
     path = str(request.layout)
     try:
-        text = Path(path).read_text()
-        reading = _read_on_gpus(text, request, model)
+        return _read_on_gpus(Path(path).read_text(), request, model)
     except OSError as error:
         raise UserInputError(f"layout={path}: {describe_os_error(error)}") from error
     except UnicodeDecodeError as error:
         raise UserInputError(f"layout={path}: not a text file ({error.reason})") from error
     except UserInputError as error:
         raise UserInputError(f"layout={path}: {error}") from error
+
+
+def _read_layout(request: PlanRequest, model: Model) -> FileReading:
+    """Return the content of the file `layout`. Raises UserInputError if it cannot be read or is for another model."""
+    reading = _read_file(request, model)
     differing = {name: size for name, size in reading.sizes.items() if not _is_same(name, size, model)}
     if not differing:
         return reading
     # A torchtitan file selects a flavor and so cannot name a model without a flavor. Logs and Primus files can.
-    if FORMATS["torchtitan"].recognizes(text) and model not in FLAVORS.values():
+    if FORMATS["torchtitan"].recognizes(Path(str(request.layout)).read_text()) and model not in FLAVORS.values():
         note = f"model.flavor: torchtitan has none of model={request.model}, whose sizes are taken"
         taken = {key: value for key, value in reading.taken.items() if value[0] != "model"}
         return replace(reading, notes=(*reading.notes, note), taken=taken)
-    written = {name: (_count(size), _count(getattr(model, name))) for name, size in differing.items()}
-    theirs = ", ".join(f"{name} {size}, not {ours}" for name, (size, ours) in written.items())
-    same = [name for name, other in MODELS.items() if all(_is_same(*size, other) for size in reading.sizes.items())]
-    meant = f" Did you mean model={same[0]}?" if same else ""
-    raise UserInputError(f"model={request.model}: layout={path} is of another model: {theirs}.{meant}")
+    theirs = ", ".join(f"{n} {_count(size)}, not {_count(getattr(model, n))}" for n, size in differing.items())
+    meant = f" Did you mean model={same[0]}?" if (same := _find_models(reading)) else ""
+    raise UserInputError(f"model={request.model}: layout={request.layout} is of another model: {theirs}.{meant}")
 
 
-def _read_on_gpus(text: str, request: PlanRequest, model: Model) -> FileReading:
+def _find_models(reading: FileReading) -> list[str]:
+    return [name for name, model in MODELS.items() if all(_is_same(*size, model) for size in reading.sizes.items())]
+
+
+def _read_on_gpus(text: str, request: PlanRequest, model: Model | None) -> FileReading:
     """Return the content of a file. If the request changes degrees of the file, the data parallel degrees follow, as in
     the trainers: they divide the GPUs by the other degrees, unless the file sets `dp_shard` itself."""
     given = {name: value for name in FOLLOWED if (value := getattr(request, name)) is not None}
@@ -330,9 +351,9 @@ def _read_on_gpus(text: str, request: PlanRequest, model: Model) -> FileReading:
         reading = read_layout(text, error.product, model)
         reading = replace(reading, notes=tuple(note for note in reading.notes if "gpus=" not in note))
     of_file = {name: getattr(reading.layout, name) for name in FOLLOWED}
-    dp, rest = divmod(request.gpus or 1, math.prod((of_file | given).values()))
+    dp, rest = divmod(request.gpus or 0, math.prod((of_file | given).values()))
     sets_shards = any(name == "dp_shard" and value != -1 for name, value in reading.taken.values())  # -1: the rest
-    if rest or dp == reading.layout.dp or reading.trainer == OWN or sets_shards:
+    if rest or dp in (0, reading.layout.dp) or reading.trainer == OWN or sets_shards:
         return reading
     return replace(read_layout(text, dp * math.prod(of_file.values()), model), notes=reading.notes)
 
@@ -347,13 +368,20 @@ def _count(size: Any) -> Any:
     return len(size) if isinstance(size, tuple) else str(size).lower() if isinstance(size, bool) else size
 
 
-def _check_degrees(given: Mapping[str, Any], gpus: int) -> None:
-    degrees = {name: given[name] for name in DEGREES if given.get(name, 1) > 1}
-    product = math.prod(degrees.values())
-    if gpus % product:
-        written = " x ".join(f"{name}={value}" for name, value in degrees.items())
-        written += f" = {product}" if len(degrees) > 1 else ""
+def _check_degrees(fixed: Mapping[str, Any], gpus: int, origin: str) -> None:
+    """Raise UserInputError, which starts with `origin`, if the fixed degrees contradict the number of GPUs."""
+    degrees = {name: fixed[name] for name in DEGREES if fixed.get(name, 1) > 1}
+    product, is_complete = math.prod(degrees.values()), fixed.keys() >= {*DEGREES}
+    if product == gpus or (gpus % product == 0 and not is_complete):
+        return
+    written = " x ".join(f"{name}={value}" for name, value in degrees.items()) or "all degrees are 1"
+    written += f" = {product}" if len(degrees) > 1 else ""
+    if not is_complete:
         raise UserInputError(f"{written} does not divide gpus={gpus}. Divisors: {', '.join(map(str, divisors(gpus)))}")
+    name = "dp_shard" if fixed["dp_shard"] > 1 else "dp_replicate"
+    changed, rest = divmod(gpus * fixed[name], product)
+    remedy = "" if rest else f" or {name}={changed}"
+    raise UserInputError(f"{origin}{written}, but gpus={gpus}. Set gpus={product}{remedy}")
 
 
 def _find_correction(trainer: str, cluster: Cluster, calibration: CalibrationFile | None) -> Correction | None:

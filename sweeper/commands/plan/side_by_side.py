@@ -1,12 +1,12 @@
 """Compare several GPU models side by side: the time, cost and energy that each needs for a training run."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
 from sweeper.commands.plan.answer import Report, find_problem, plan_training, report_nothing, search
 from sweeper.commands.plan.request import PlanRequest
-from sweeper.commands.plan.text import MISSING, list_warnings, show_cost
+from sweeper.commands.plan.text import MISSING, list_warnings
 from sweeper.common.format import count, round_to_band, show_range
 from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
@@ -15,7 +15,9 @@ from workloads.estimator.questions import TrainingRun
 from workloads.estimator.search import bound_gib
 from workloads.layouts.layout import describe
 
-HEADING = ["hardware", "GPUs", "tokens/s per GPU", "days", "GPU-hours", "cost", "MWh", "GiB left", "trained", "layout"]
+# In the order of importance, because a narrow terminal hides the last columns.
+HEADING = ["hardware", "GPUs", "days", "cost", "tokens/s per GPU", "GPU-hours", "GiB left", "MWh", "trained", "layout"]
+SHOWN_COLUMNS = 4  # on the narrowest terminal
 
 
 @dataclass(frozen=True)
@@ -27,38 +29,43 @@ class Planned:
     ends: BandEnds
     is_far: bool  # from any measured run
     may_not_fit: bool  # only the estimate of its memory fits, its bound does not
+    row: Sequence[str] = ()
+    price: str = ""  # of a GPU-hour, and its source
+    warnings: int = 0
 
 
 def compare_hardware(
     request: PlanRequest, names: list[str], report: Report = report_nothing
-) -> tuple[list[list[str]], list[str]]:
+) -> tuple[list[Sequence[str]], list[str]]:
     """Return a row for each GPU model, and lines with prices, open questions and numbers of warnings.
 
     Rows are ordered by cost, or by GPU-hours if a price is unknown; GPUs on which the run may not fit follow. Energy is
     that of the GPUs at their power caps; it excludes the rest of the machine. If a GPU model cannot run the request,
     its row gives the reason. Raises UserInputError with all reasons if no GPU model can run the request.
     """
-    warnings: dict[str, int] = {}
-    rows = [_row(replace(request, hardware=name), warnings, report) for name in names]
-    planned = [one for one, _ in rows if one]
+    planned, refused = list[Planned](), dict[str, str]()
+    for name in names:
+        try:
+            planned.append(_plan(replace(request, hardware=name), report))
+        except UserInputError as error:
+            refused[name] = str(error)
     if not planned:
-        raise UserInputError("\n".join(dict.fromkeys(row[-1] for _, row in rows)))
+        raise UserInputError("\n".join(dict.fromkeys(refused.values())))
     has_costs = all(one.training.cost is not None for one in planned)
 
-    def order(planned: Planned | None) -> float:
-        return math.inf if planned is None else (has_costs and planned.training.cost) or planned.training.gpu_hours
+    def order(planned: Planned) -> float:
+        return (has_costs and planned.training.cost) or planned.training.gpu_hours
 
-    rows.sort(key=lambda row: (row[0] is None, row[0] is not None and row[0].may_not_fit, order(row[0])))
-    ordered = [row for _, row in rows]
-    prices = {name: replace(request, hardware=name).price[1] for name, *_ in ordered if name in warnings}
-    lines = [f"price     {name}: {price}" for name, price in prices.items() if price]
-    lines += [f"none      {row[0]}: {row[-1]}" for row in ordered if row[1] == MISSING]
+    planned.sort(key=lambda one: (one.may_not_fit, order(one)))
+    lines = [f"price     {one.name}: {one.price}" for one in planned if one.price]
+    lines += [f"none      {name}: {reason}" for name, reason in refused.items()]
     lines += list_open(request, [(order(one), one) for one in sorted(planned, key=order)])
-    if total := sum(warnings.values()):
-        counts = ", ".join(f"{name} {warnings[name]}" for name in prices if warnings[name])
+    if total := sum(one.warnings for one in planned):
+        counts = ", ".join(f"{one.name} {one.warnings}" for one in planned if one.warnings)
         where = f"A plan of one GPU lists its own: hardware={names[0]}"
         lines.append(f"unsure    {count(total, 'warning')}: {counts}. {where}")
-    return ordered, lines
+    empty = [MISSING] * (len(HEADING) - 2)
+    return [*(one.row for one in planned), *([name, *empty, reason] for name, reason in refused.items())], lines
 
 
 def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> list[str]:
@@ -67,17 +74,11 @@ def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> lis
     alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x / (1 - a.ends.below) > y / (1 + b.ends.above)]
     if alike:
         lines.append(f"order     open between {', '.join(alike)}: their bands overlap")
-    runs = [(one.name, one.training, one.ends) for one in planned]
-    days = [
-        (f"{name} {show_range(run.days, ends, request.days)}", run.days / (1 - ends.below)) for name, run, ends in runs
-    ]
-    costs = [
-        (f"{name} {show_cost(run, ends, request.max_cost)}", (run.cost or 0.0) / (1 - ends.below))
-        for name, run, ends in runs
-    ]
-    for key, limit, slow_ends in (("days", request.days, days), ("max_cost", request.max_cost, costs)):
-        if over := ", ".join(text for text, end in slow_ends if end > (limit or math.inf)):
-            lines.append(f"{key:10}{limit:g} is met by the middle of the band, not by its slow end: {over}")
+    for key, name, limit in (("days", "days", request.days), ("max_cost", "cost", request.max_cost)):
+        values = [(one, getattr(one.training, name) or 0.0) for one in planned if limit is not None]
+        over = [(one, value) for one, value in values if value / (1 - one.ends.below) > (limit or 0.0)]
+        if slow_ends := ", ".join(f"{one.name} {show_range(value, one.ends, limit)}" for one, value in over):
+            lines.append(f"{key:10}{limit:g} is met by the middle of the band, not by its slow end: {slow_ends}")
     if unfit := [one.name for one in planned if one.may_not_fit]:
         lines.append(f"memory    it may not fit on {', '.join(unfit)}; GPUs on which it fits come first")
     if far := [one.name for one in planned if one.is_far]:
@@ -89,28 +90,26 @@ def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> lis
     return lines
 
 
-def _row(request: PlanRequest, warnings: dict[str, int], report: Report) -> tuple[Planned | None, list[str]]:
-    try:
-        problem, _ = find_problem(request, report)
-        best = search(problem, keep=1).best[0]
-        band = find_band(problem.job, problem.cluster)
-        training = plan_training(request, best.estimate, band.ends)
-    except UserInputError as error:
-        return None, [request.hardware, *[MISSING] * (len(HEADING) - 2), str(error)]
+def _plan(request: PlanRequest, report: Report) -> Planned:
+    problem, _ = find_problem(request, report)
+    best = search(problem, keep=1).best[0]
+    band = find_band(problem.job, problem.cluster)
+    training = plan_training(request, best.estimate, band.ends)
     job, cluster, estimate = problem.job, problem.cluster, best.estimate
     ends, power_w = band.ends, cluster.device.power_w
     left_gib = cluster.usable_gib - bound_gib(estimate.memory, job, cluster)
-    listed, missing = list_warnings(problem, best), band.known.missing(job, cluster)
-    warnings[request.hardware] = len(missing) + len(listed)
-    return Planned(request.hardware, training, ends, bool(missing), left_gib < 0), [
+    missing = band.known.missing(job, cluster)
+    row = [
         request.hardware,
         f"{estimate.gpus:,}",
-        show_range(estimate.tokens_per_s_per_gpu, ends, is_rate=True),
         show_range(training.days, ends, request.days),
+        MISSING if training.cost is None else show_range(training.cost, ends, request.max_cost),
+        show_range(estimate.tokens_per_s_per_gpu, ends, is_rate=True),
         round_to_band(training.gpu_hours, ends.half_width),
-        show_cost(training, ends, request.max_cost),
-        MISSING if power_w is None else round_to_band(training.gpu_hours * power_w / 1e6, ends.half_width),
         f"{left_gib:.0f}",
+        MISSING if power_w is None else round_to_band(training.gpu_hours * power_w / 1e6, ends.half_width),
         f"by {job.trainer}, {job.precision}, {job.layout.global_batch:,} x {job.sequence_length:,} tokens a step",
         describe(best.layout) + " (may not fit)" * (left_gib < 0),
     ]
+    warnings = len(missing) + len(list_warnings(problem, best))
+    return Planned(request.hardware, training, ends, bool(missing), left_gib < 0, row, request.price[1], warnings)

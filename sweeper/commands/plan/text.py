@@ -15,11 +15,10 @@ from sweeper.commands.plan.request import OF_EXPERTS, TOKENS_PER_STEP, PlanReque
 from sweeper.common.format import count, round_to_band, show_range
 from sweeper.pages.terminal import draw, open_console
 from sweeper.preflight.clusters import list_mismatches
-from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
 from workloads.estimator.operations import LAUNCHES_S, launch_ratio
-from workloads.estimator.questions import TrainingRun, explain_slower
+from workloads.estimator.questions import explain_slower
 from workloads.estimator.search import Candidate, bound_gib, fills_memory
 from workloads.estimator.step import step_seconds
 from workloads.formats.files import FORMATS, find_obstacle
@@ -94,7 +93,7 @@ def headline(answer: Answer) -> str:
     cost = ", no price is known"
     if training.cost is not None:
         price = answer.request.price[1].partition(":")[0]
-        cost = f" and cost {show_cost(training, ends, answer.request.max_cost)} at {price}"
+        cost = f" and cost {show_range(training.cost, ends, answer.request.max_cost)} at {price}"
     return (
         f"{far}{answer.request.model} on {estimate.gpus:,} {cluster.device.name} trains at {rate} tokens/s{unfit}; "
         f"{show_tokens(training.tokens)} tokens take {show_range(training.days, ends, answer.request.days)} days or "
@@ -106,10 +105,6 @@ def show_tokens(count: float) -> str:
     """Format a number of tokens in trillions, billions or millions."""
     scale, name = next((pair for pair in ((1e12, "trillion"), (1e9, "billion")) if count >= pair[0]), (1e6, "million"))
     return f"{count / scale:g} {name}"
-
-
-def show_cost(training: TrainingRun, ends: BandEnds, limit: float | None) -> str:
-    return MISSING if training.cost is None else show_range(training.cost, ends, limit)
 
 
 def head_lines(answer: Answer) -> list[str]:
@@ -129,13 +124,16 @@ def head_lines(answer: Answer) -> list[str]:
     embedded, remark = (active + model.embedding_weights) / 1e9, f"; {model.remark}" if model.remark else ""
     looked_up = "" if model.tied else f" ({embedded:.4g} B with embeddings, which are looked up)"
     far = find_band(job, cluster).known.missing(job, cluster)
+    loads = [name for name in OF_EXPERTS if name != "expert_imbalance" or job.expert_loads == "natural"]
+    experts = write_words({name: getattr(job, name) for name in loads})
+    experts += " forced balance" * (job.expert_loads == "equal")
     lines = [
         f"answer    {headline(answer)}",
         *(f"far       {line}" for line in far),
         f"train     {answer.request.model} by {job.trainer}, {job.precision}, {job.state} state{eager}; "
         f"{count(job.layout.global_batch, 'sequence')} of {job.sequence_length:,} tokens a step "
         f"({tokens / 1e6:.3g} M tokens)",
-        *([f"experts   {describe_experts(job)}"] if model.experts else []),
+        *([f"experts   {experts}"] if model.experts else []),
         f"model     {model.parameters / 1e9:.4g} B parameters, {active / 1e9:.4g} B active"
         f"{looked_up}, {flops / 1e9:.4g} GFLOP per token, forward and backward{remark}",
         f"cluster   {cluster.gpus:,} x {device.name} ({device.memory_gib:.0f} GiB); {topology.name}: "
@@ -184,7 +182,8 @@ def describe_reached(answer: Answer) -> str:
 def file_lines(problem: Problem, reading: FileReading) -> list[str]:
     """List the fields read from a trainer's file, with our names and the names in the file, and the ignored fields."""
     job = {name: getattr(problem.job, name) for name in (*OF_JOB, *reading.others)}
-    planned = {**job, **problem.given, "global_batch": problem.job.layout.global_batch}
+    of_plan = {"global_batch": problem.job.layout.global_batch, "gpus": problem.cluster.gpus}
+    planned = {**job, **problem.given, **of_plan}
     values: dict[str, Any] = {**vars(reading.layout), **vars(reading), **reading.others}
     taken, left, of_model = dict[str, list[str]](), list(dict.fromkeys(reading.left)), list[str]()
     for key, (name, value) in reading.taken.items():
@@ -198,7 +197,7 @@ def file_lines(problem: Problem, reading: FileReading) -> list[str]:
     words = [f"{write_words({name: values[name]})} ({', '.join(keys)})" for name, keys in taken.items()]
     words += [f"of the model: {', '.join(of_model)}"] if of_model else []
     left.sort(key=lambda key: bool(WITHOUT_EFFECT.search(key)))
-    named = {*taken, *reading.others, *(() if find_trainer(problem.job.trainer).compiles else ("compiled",))}
+    named = {"gpus", *taken, *reading.others, *(() if find_trainer(problem.job.trainer).compiles else ("compiled",))}
     default = {name: planned[name] for name in sorted(planned.keys() - named) if values[name] in (planned[name], 0)}
     lines = [
         f"taken     {', '.join(words)}",
@@ -298,12 +297,6 @@ def tail_lines(answer: Answer) -> list[str]:
         lines.append(f"file      none can be written for this plan: {reason}")
     lines.append(f"band      {band.ends} the rate: {band.meaning} (docs/reference/planner-scoreboard.md)")
     return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best)]
-
-
-def describe_experts(job: Job) -> str:
-    names = [name for name in OF_EXPERTS if name != "expert_imbalance" or job.expert_loads == "natural"]
-    words = write_words({name: getattr(job, name) for name in names})
-    return f"{words} forced balance" if job.expert_loads == "equal" else words
 
 
 def describe_routing(job: Job, cluster: Cluster, layout: Layout) -> str:

@@ -195,8 +195,65 @@ def test_data_parallelism_follows_from_degrees_of_the_command(
 
 
 def test_a_degree_that_the_file_sets_does_not_follow(tmp_path: Path) -> None:
-    with pytest.raises(UserInputError, match="dp_shard=4 x tp=4 x pp=2 = 32 does not divide gpus=16"):
+    with pytest.raises(UserInputError, match=r"file: dp_shard=4 x tp=4 x pp=2 = 32, but gpus=16\. Set gpus=32 or dp_s"):
         build(tmp_path, OLD_TITAN.replace("degree = -1", "degree = 4"), "tp=4")
+
+
+@pytest.mark.parametrize(("gpus", "remedy"), [(8, " or dp_shard=2"), (32, " or dp_shard=8"), (18, "")])
+def test_degrees_that_contradict_the_number_of_gpus_are_named(tmp_path: Path, gpus: int, remedy: str) -> None:
+    fixed = write(tmp_path, OLD_TITAN.replace("degree = -1", "degree = 4"))
+    with pytest.raises(UserInputError) as refusal:
+        build_problem(read_request(["model=llama3_8b", "hardware=h100", fixed, f"gpus={gpus}"]))
+    assert str(refusal.value) == f"{fixed}: dp_shard=4 x tp=2 x pp=2 = 16, but gpus={gpus}. Set gpus=16{remedy}"
+    assert build_problem(read_request(["hardware=h100", fixed])).cluster.gpus == 16
+
+
+OWN = "python -m sweeper workload=parallel space.dp_shard=8 space.tp=2 space.model=llama3_1b gpus=16"
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"), [([], 16), (["gpus=8", "dp_shard=4"], 8), (["max_cost=1e9"], 16), (["days=1e5"], 16)]
+)
+def test_a_file_gives_the_model_and_the_number_of_gpus(tmp_path: Path, words: list[str], gpus: int) -> None:
+    request = read_request(["hardware=h100", write(tmp_path, OWN), *words])
+    assert (request.model, request.gpus) == ("llama3_1b", gpus)
+    lines = read_lines(build_problem(request))
+    is_given = "gpus=8" in words
+    assert ("gpus=16 (gpus)" in lines["taken"]) != is_given
+    assert ("gpus (gpus=8 is given)" in lines.get("not taken", "")) == is_given
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "gpus"),
+    [
+        (OWN.replace(" space.model=llama3_1b gpus=16", ""), "llama3_8b", 16),
+        (OLD_TITAN.replace("degree = -1", "degree = 4"), "llama3_8b", 16),
+        (CLOSED_SWIGLU.replace("(--", "(--ffn-hidden-size 14336 --vocab-size 128256 --"), "llama3_8b", 16),
+    ],
+)
+def test_sizes_of_a_file_name_its_model(tmp_path: Path, text: str, model: str, gpus: int) -> None:
+    request = read_request(["hardware=h100", write(tmp_path, text)])
+    assert (request.model, request.gpus) == (model, gpus)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (OWN.replace("dp_shard=8", "dp_shard=4"), r"dp_shard=4 x tp=2 = 8, but gpus=16\. Set gpus=8 or dp_shard=8"),
+        (OWN.replace("gpus=16", "gpus=8,16"), "file: gpus=8,16: a layout needs one value"),
+        (OWN.replace("gpus=16", "space.layers=4"), "model=llama3_1b: .* of another model: layers 4, not 16"),
+        (OLD_TITAN, r"does not say on how many GPUs it runs: pass their number \(gpus=\)"),
+        (SCRIPT, "model: required, because .*/file does not say which one .layers=32 hidden_size=4096 heads=32.$"),
+    ],
+)
+def test_a_file_that_does_not_say_enough_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserInputError, match=message):
+        build_problem(read_request(["hardware=h100", write(tmp_path, text)]))
+
+
+def test_the_block_of_a_command_is_planned(tmp_path: Path) -> None:
+    manual = build_problem(read_request(["hardware=h100", write(tmp_path, f"{OWN} space.block=manual")]))
+    assert manual.job.manual_backward and "manual_backward=true (block=manual)" in read_lines(manual)["taken"]
 
 
 def test_what_was_taken_is_printed_where_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

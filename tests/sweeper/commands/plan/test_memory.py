@@ -56,12 +56,12 @@ def test_one_bound_decides_what_is_recommended_what_fits_and_what_is_left() -> N
     bounds = [bound_gib(candidate.estimate.memory, problem.job, problem.cluster) for candidate in best]
     assert max(bounds) <= problem.cluster.usable_gib == pytest.approx(0.97 * 178.35)
     rows = compare_hardware(request, ["b200"])[0]
-    assert rows[0][7] == f"{0.97 * 178.35 - 1.13 * best[0].estimate.memory.needed_gib:.0f}"
+    assert rows[0][6] == f"{0.97 * 178.35 - 1.13 * best[0].estimate.memory.needed_gib:.0f}"
     assert layouts_table(planned)[1][0][3] == f"{bounds[0]:.0f}"
     small = read_request(["model=qwen3_30b_a3b", "hardware=h100", "gpus=8", "trainer=megatron", "tp=2", "cp=1"])
     unsure = answer(small)
     marked = [compare_hardware(small, ["h100"])[0][0], layouts_table(unsure)[1][0]]  # only its estimate fits
-    assert all("(may not fit)" in row[-1] for row in marked) and float(marked[0][7]) < 0
+    assert all("(may not fit)" in row[-1] for row in marked) and float(marked[0][6]) < 0
     of_search = re.compile(r"searched  ([\d,]+) valid layouts: ([\d,]+) do not fit(?:, ([\d,]+) may not fit)?")
     counts = [
         [int(text.replace(",", "")) for text in match.groups() if text]

@@ -122,7 +122,7 @@ def test_pages_and_files_that_cannot_be_written_are_refused_in_a_line(
         COMMAND.run(["model=llama3_8b", "hardware=h100,h100", "gpus=8"])
     with pytest.raises(UserInputError, match=r"out=.*: is a directory"):
         COMMAND.run([*SMALL, f"out={tmp_path}"])
-    with pytest.raises(UserInputError, match=r"file=torchtitan: Is a directory"):
+    with pytest.raises(UserInputError, match=r"file=sweeps/torchtitan.toml: cannot be written: Is a dir"):
         COMMAND.run([*SMALL, "trainer=torchtitan", "tp=1", "pp=1", "file=torchtitan"])
 
 
