@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.planner_rows import PublishedRun
-from workloads.estimator.estimate import BANDS, COVERED, Known, bands
+from sweeper.common.grouping import group_values
+from workloads.estimator.estimate import BANDS, BY_NAME, COVERED, Known, bands
 
 DISTANCES = 3  # the last distance includes all larger ones
 FEW_SOURCES = 3  # a distance with fewer sources also uses the runs at smaller distances
@@ -37,14 +38,13 @@ class Residual:
         return self.error_percent if self.family != "memory" else 100 / (1 + self.error_percent / 100) - 100
 
 
-def known_of(runs: Iterable[PublishedRun]) -> Known:
-    runs = list(runs)
-    return Known(
-        max((run.cluster.gpus for run in runs), default=0),
-        max((run.job.sequence_length for run in runs), default=0),
-        min((round(run.job.model.parameters / 1e6) for run in runs), default=0),
-        frozenset("@".join(run.pair) for run in runs),
-    )
+def known_of(runs: Iterable[PublishedRun], family: str) -> Known:
+    runs, pairs = list(runs), dict[str, int]()
+    for run in runs:
+        pairs["@".join(run.pair)] = max(run.cluster.gpus, pairs.get("@".join(run.pair), 0))
+    tokens = max((run.job.sequence_length for run in runs), default=0)
+    parameters = min((round(run.job.model.parameters / 1e6) for run in runs), default=0)
+    return Known(tokens, parameters, pairs)
 
 
 def residuals(scores: Sequence[tuple[PublishedRun, str, float]]) -> list[Residual]:
@@ -54,7 +54,8 @@ def residuals(scores: Sequence[tuple[PublishedRun, str, float]]) -> list[Residua
     for run, family, error in scores:
         key = family, run.source
         if key not in known:
-            known[key] = known_of(other for other, kind, _ in scores if kind == family and other.source != run.source)
+            others = (other for other, kind, _ in scores if kind == family and other.source != run.source)
+            known[key] = known_of(others, family)
         distance = len(known[key].missing(run.job, run.cluster))
         found.append(Residual(run, family, error, min(distance, DISTANCES - 1)))
     return found
@@ -160,19 +161,27 @@ def coverage(some: Sequence[Residual]) -> Coverage:
     return Coverage(statistics.fmean(values), interval, (below, above), shares)
 
 
+def describe_errors(some: Iterable[Residual]) -> dict[str, str]:
+    """Return the number of runs and the mean size of their errors in percent, by trainer and device."""
+    pairs = group_values(("@".join(residual.run.pair), abs(residual.error_percent)) for residual in some)
+    return {pair: f"{len(sizes)}:{statistics.fmean(sizes):.1f}" for pair, sizes in sorted(pairs.items())}
+
+
 def write_bands(found: Sequence[Residual], families: Iterable[str]) -> None:
     with BANDS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        numbers = ("runs", "sources", "low", "gpus", "tokens", "parameters")
-        writer.writerow(["family", "distance", "below_percent", "above_percent", *numbers, "factors", "pairs"])
+        numbers = ("runs", "sources", "low", "tokens", "parameters")
+        writer.writerow(["family", "distance", "below_percent", "above_percent", *numbers, *BY_NAME])
         for family in families:
             theirs = [residual for residual in found if residual.family == family]
-            known = known_of(residual.run for residual in theirs)
+            known = known_of((residual.run for residual in theirs), family)
             sources, low = {each.run.source for each in theirs}, sum(each.error_percent < 0 for each in theirs)
-            factors = " ".join(f"{name}={factor:.2f}" for name, factor in trainer_factors(theirs).items())
+            counts = (len(theirs), len(sources), low, known.tokens, known.parameters)
+            factors = {name: f"{factor:.2f}" for name, factor in trainer_factors(theirs).items()}
+            by_name = [
+                " ".join(f"{name}={value}" for name, value in sorted(values.items()))
+                for values in (factors, known.pairs, describe_errors(theirs))
+            ]
             for distance, ends in enumerate(band_ends(theirs)):
-                counts = (len(theirs), len(sources), low, known.gpus, known.tokens, known.parameters)
-                writer.writerow(
-                    [family, distance, *map(math.ceil, ends), *counts, factors, " ".join(sorted(known.pairs))]
-                )
+                writer.writerow([family, distance, *map(math.ceil, ends), *counts, *by_name])
     bands.cache_clear()

@@ -18,9 +18,8 @@ WIDTH_OF_FILES = 200  # wide enough that nothing is wrapped without a terminal
 INDENT = 9  # the column where a line's text starts, after the name
 _COMMAND = re.compile(r"(retry|certify|resume|extend|review|again) ")
 _WORD = re.compile(r"""\s*(?:'[^']*'|"[^"]*"|\S)+""")  # spaces in quotes do not end a word
-_CELL_WORD = re.compile(
-    r"\(\S+ to \S+|\d\S* (?!\()(?:to )?\S+|\S+"
-)  # a number stays with its unit, and with the end of its interval
+# A number stays with its unit, and with the end of its interval.
+_CELL_WORD = re.compile(r"\(\S+ to \S+|\d\S* (?!\()(?:to )?\S+|\S+")
 _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 

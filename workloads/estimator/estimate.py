@@ -102,18 +102,19 @@ class JobEstimate:
 
 
 BANDS = Path(__file__).parent / "tables" / "bands.csv"
+BY_NAME = ("factors", "pairs", "errors")  # columns with values by trainer, or by trainer and device
 COVERED = 0.9  # the share of runs within the band, with equal weight for each source
 
 
 @dataclass(frozen=True)
 class Known:
-    """The range of a family's measured runs: the most GPUs, the longest sequence, the smallest model's parameters in
-    millions, and the `trainer@device` pairs."""
+    """The range of a family's measured runs: the longest sequence, the smallest model's parameters in millions, and the
+    most GPUs of each `trainer@device`. With `of_trainers`, other trainers' runs do not count as runs on many GPUs."""
 
-    gpus: int
     tokens: int
     parameters: int
-    pairs: frozenset[str]
+    pairs: Mapping[str, int]
+    of_trainers: bool = False
 
     def missing(self, job: Job, cluster: Cluster) -> list[str]:
         """Return a sentence for each property of the job that no measured run has."""
@@ -121,12 +122,14 @@ class Known:
         trainers = {trainer for trainer, _ in known if trainer.startswith(job.trainer)}  # megatron matches megatron-lm
         lacks = [f"on {device}"] if device not in {name for _, name in known} else []
         lacks += [] if trainers else [f"of trainer={job.trainer}"]
-        if not lacks and not self.pairs & {f"{trainer}@{device}" for trainer in trainers}:
+        if not lacks and not self.pairs.keys() & {f"{trainer}@{device}" for trainer in trainers}:
             lacks.append(f"of trainer={job.trainer} on {device}")
         # This run trained GLM-5.2 on 192 GB200s, with indexer loss and natural routing (planner_rows_2026.csv).
         selects = "with attention to selected whole tokens (the one published run took 8 times its estimate)"
         lacks += [selects] * bool(job.model.index_heads and not job.model.compression)
-        lacks += [f"on more than {self.gpus:,} GPUs"] * (cluster.gpus > self.gpus)
+        counted = [gpus for pair, gpus in self.pairs.items() if pair.split("@")[0] in trainers or not self.of_trainers]
+        most = max(counted or self.pairs.values(), default=0)
+        lacks += [f"on more than {most:,} GPUs"] * (cluster.gpus > most)
         lacks += [f"of more than {self.tokens:,} tokens a sequence"] * (job.sequence_length > self.tokens)
         is_tiny = job.model.parameters < self.parameters * 1e6 / 2
         lacks += [f"of a model with fewer than {self.parameters:,} million parameters"] * is_tiny
@@ -150,12 +153,21 @@ class Band:
     low: int  # the number of these runs that were slower, or needed more memory, than estimated
     known: Known
     factors: Mapping[str, float]  # how wide the bands of trainers with measured runs are, relative to other trainers
+    errors: Mapping[str, str]  # by `trainer@device`: the number of runs and their mean error
 
     @property
     def meaning(self) -> str:
         runs = f"{self.runs} measured runs of {self.sources} sources"
         slower = f"{self.low} are slower than estimated"
         return f"{COVERED:.0%} of {runs}, each left out, are within their trainers' bands; {slower}"
+
+    def describe_pair(self, trainer: str, device: str) -> str:
+        """Describe the family's measured runs of a trainer on a device; empty if there are none."""
+        if (pair := f"{trainer}@{device}") not in self.errors:
+            return ""
+        runs, error = self.errors[pair].split(":")
+        on = f"on {device}, on at most {self.known.pairs[pair]} GPUs"
+        return f"; {runs} runs of {trainer} {on}, have a mean error of {error}%"
 
 
 @cache
@@ -164,12 +176,13 @@ def bands() -> dict[str, tuple[Band, ...]]:
     families: dict[str, tuple[Band, ...]] = {}
     with BANDS.open(newline="") as lines:
         for row in csv.DictReader(lines):
-            limits = {name: int(row[name]) for name in ("gpus", "tokens", "parameters")}
-            known = Known(**limits, pairs=frozenset(row["pairs"].split()))
+            factors, pairs, errors = (dict(each.split("=") for each in row[name].split()) for name in BY_NAME)
+            most = {pair: int(gpus) for pair, gpus in pairs.items()}
+            known = Known(int(row["tokens"]), int(row["parameters"]), most)
             numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
-            factors = {name: float(factor) for name, factor in (each.split("=") for each in row["factors"].split())}
             ends = BandEnds(*(float(row[f"{side}_percent"]) / 100 for side in ("below", "above")))
-            band = Band(ends, **numbers, known=known, factors=factors)
+            widths = {trainer: float(factor) for trainer, factor in factors.items()}
+            band = Band(ends, **numbers, known=known, factors=widths, errors=errors)
             families[row["family"]] = (*families.get(row["family"], ()), band)
     return families
 

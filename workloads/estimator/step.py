@@ -14,7 +14,7 @@ from workloads.estimator.placed_job import PlacedJob, Weights, divided_weights
 from workloads.hardware.cluster import Cluster, Group
 from workloads.hardware.precisions import peak_tflops
 from workloads.layouts.layout import Job, vary
-from workloads.layouts.trainers import efficiencies, find_efficiency, is_own
+from workloads.layouts.trainers import find_efficiency, is_own
 from workloads.models.flops import model_flops_per_token
 
 
@@ -253,13 +253,11 @@ def _step_data_parallel_s(placed: PlacedJob, weights: Weights, micro_batch_s: fl
 
 
 def _not_modelled(placed: PlacedJob) -> Iterator[str]:
-    device, trainer = placed.cluster.device, placed.trainer.name
+    device = placed.cluster.device
     if placed.layout.tp > placed.cluster.topology.gpus_per_domain:
         yield "tensor parallelism over the network: latency of small messages under load"
     if device.architecture not in ("sm80", "sm90", "sm100", "sm103"):
         yield f"attention's own rate on {device.name}: no source has it, shares of an H200's stand in"
-    if (trainer, device.name) not in efficiencies():
-        yield f"the efficiency of {trainer} on {device.name}: that of the nearest pair is taken"
     if placed.model.index_heads:
         yield "the kernels of attention to selected tokens and of its indexer: no source has their rates"
     if placed.model.experts and placed.job.expert_loads == "equal":

@@ -170,9 +170,8 @@ def read_settings(
     # The backend of `flex` is read so that it counts as taken: DeepEP and HybridEP are estimated alike.
     kind, _ = settings.get("moe_token_dispatcher_type"), settings.get("moe_flex_dispatcher_backend")
     is_deepep = settings.get("moe_enable_deepep") or kind == "flex"
-    is_default = (
-        kind is None and trainer == "megatron" and settings.get("num_experts")
-    )  # the default of Megatron-LM's arguments.py
+    # The default of Megatron-LM's arguments.py.
+    is_default = kind is None and trainer == "megatron" and settings.get("num_experts")
     others["dispatcher"] = "deepep" if is_deepep else "allgather" if kind == "allgather" or is_default else "alltoall"
     if settings.get("grad_reduce_in_bf16") or settings.get("main_grads_dtype") == "bf16":
         others["gradient_bytes"] = 2

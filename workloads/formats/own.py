@@ -65,9 +65,7 @@ def render(job: Job, gpus: int, path: str = "") -> names.RenderedFile:
     """Return the command for a canonical job. Raises UserInputError if no command can express the job."""
     name = find_trained_name(job.model) or (path if path.endswith(".json") else None)
     if name is None:
-        raise UserInputError(
-            "own: model is none of this project's catalogue (conf/model), which `workload=parallel` trains"
-        )
+        raise UserInputError("own: no model that workload=parallel trains (conf/model) has these sizes")
     values = {"model": name, **names.write_names(job, own_names())}
     values |= {"checkpointing_freq": interval} if (interval := find_interval(job)) else {}
     values |= {"imbalance": 1} if job.model.experts and job.expert_loads == "equal" else {}

@@ -153,17 +153,15 @@ def _check_stages(job: Job, site: Site) -> Iterator[str]:
 def _check_less_layers(job: Job, site: Site) -> Iterator[str]:
     layout, (first, last) = job.layout, job.layout.less_layers
     layers, given = job.model.layers, f"first_stage_less_layers {first} and last_stage_less_layers {last}"
+    by_rank = _is_megatron(job) and not {first, last} <= {0, 1}  # Megatron-LM has other settings for 0 and 1
+    halves = first % layout.stages_per_rank or last % layout.stages_per_rank
     if layout.pp == 1 and (first or last):
         yield "pp 1 is not a pipeline: first_stage_less_layers and last_stage_less_layers have to be 0"
     elif (layers + first + last) // layout.stages <= max(0, first, last):
         yield f"{given} leave a stage without layers: {layers} layers in {layout.stages} stages"
     elif (first or last) and _is_megatron(job) and (layers + first + last) % layout.stages:
         yield f"{given} do not leave the other stages equally many of {layers} layers, as {job.trainer} needs"
-    elif (
-        _is_megatron(job)
-        and not {first, last} <= {0, 1}  # settings of their own
-        and (layout.schedule in V_SCHEDULES or first % layout.stages_per_rank or last % layout.stages_per_rank)
-    ):
+    elif by_rank and (layout.schedule in V_SCHEDULES or halves):
         yield f"{given} do not divide into {layout.stages_per_rank} stages on a rank, as {job.trainer} needs"
 
 

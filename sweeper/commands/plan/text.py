@@ -295,7 +295,8 @@ def tail_lines(answer: Answer) -> list[str]:
     trainer = problem.job.trainer
     if trainer in FORMATS and (reason := find_obstacle(problem.job, problem.given, trainer, answer.request.model)):
         lines.append(f"file      none can be written for this plan: {reason}")
-    lines.append(f"band      {band.ends} the rate: {band.meaning} (docs/reference/planner-scoreboard.md)")
+    meaning = band.meaning + band.describe_pair(find_trainer(trainer).name, problem.cluster.device.name)
+    lines.append(f"band      {band.ends} the rate: {meaning} (docs/reference/planner-scoreboard.md)")
     return lines + [f"unsure    {line}" for line in list_warnings(problem, answer.best)]
 
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from benchmarks.planner import FAMILIES, ROWS, left_out_of_all, read_runs
-from benchmarks.planner_bands import Residual, band_ends, coverage, known_of, side_factors, trainer_factors
+from benchmarks.planner_bands import (
+    Residual,
+    band_ends,
+    coverage,
+    describe_errors,
+    known_of,
+    side_factors,
+    trainer_factors,
+)
 from benchmarks.planner_scoreboard import PAGE, page
 from tests.support.planner import cluster, job
 from workloads.estimator.estimate import bands, find_band
@@ -30,6 +38,7 @@ def test_bands_are_those_of_the_rows_and_cover_sources_that_they_do_not_know(
         expected = [math.ceil(end) / 100 for end in ends]
         assert [band.ends[side] for band in bands()[family]] == pytest.approx(expected, abs=0.011)
         assert expected == sorted(expected)
+    assert bands()[family][0].errors == describe_errors(theirs)
     covered = coverage(theirs)
     # Split-conformal bands cover at least 90%, and more where few sources give them: 98% of 17 with experts.
     assert covered.share >= 0.8 and covered.interval[1] >= 0.9
@@ -111,7 +120,7 @@ def test_no_band_reaches_a_rate_of_zero() -> None:
 
 
 def test_what_no_run_shows_is_named() -> None:
-    known = known_of(run for run in read_runs(ROWS)[0] if run.family == "dense")
+    known = known_of((run for run in read_runs(ROWS)[0] if run.family == "dense"), "dense")
     missing = known.missing(job(Layout()), cluster(8))
     assert missing == ["no measured run of trainer=own is among those that the band rests on"]
     work = replace(job(Layout()), trainer="prime-rl")
@@ -120,7 +129,7 @@ def test_what_no_run_shows_is_named() -> None:
 
 @pytest.mark.parametrize(("gpus", "tokens", "beyond"), [(576, 65536, 0), (584, 65536, 1), (1024, 131072, 2)])
 def test_clusters_and_lengths_beyond_all_runs_are_named(gpus: int, tokens: int, beyond: int) -> None:
-    known = known_of(run for run in read_runs(ROWS)[0] if run.family == "dense")
+    known = known_of((run for run in read_runs(ROWS)[0] if run.family == "dense"), "dense")
     work = replace(job(Layout()), trainer="torchtitan", sequence_length=tokens)
     missing = [line for line in known.missing(work, cluster(gpus)) if "more than" in line]
     assert len(missing) == beyond

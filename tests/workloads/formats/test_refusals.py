@@ -61,7 +61,7 @@ from workloads.formats.files import read_layout, render
             "megatron: first_stage_less_layers 0 and last_stage_less_layers 4 do not divide into 3 stages on a rank",
         ),
         ("own", {"offload_optimizer": True}, "own: offload_optimizer=true cannot be written"),
-        ("own", {"model": replace(LLAMA, layers=31)}, "own: model is none of this project's catalogue"),
+        ("own", {"model": replace(LLAMA, layers=31)}, "own: no model that workload=parallel trains"),
     ],
 )
 def test_a_value_that_a_trainer_lacks_is_refused_by_name(trainer: str, values: dict[str, object], message: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.planner import SCORED, read_runs
 from sweeper.commands.plan.answer import answer, search, tokens_of_a_day
 from sweeper.commands.plan.main import COMMAND
 from sweeper.commands.plan.request import TOKENS_PER_STEP, build_problem, default_batch, read_request
@@ -25,6 +26,20 @@ from workloads.layouts.enumeration import list_families
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.hugging_face import load_model
+
+
+@pytest.mark.parametrize(("device", "is_measured"), [("h100", True), ("h200", True), ("b200", False)])
+def test_a_plan_says_how_many_runs_of_its_trainer_and_device_are_measured(device: str, is_measured: bool) -> None:
+    runs = [run for path in SCORED for run in read_runs(path)[0]]
+    theirs = [run for run in runs if run.pair == ("own", device) and run.step_s and run.family == "dense"]
+    planned = answer(read_request(["model=llama3_8b", f"hardware={device}", "gpus=2", "tp=1", "pp=1", "cp=1"]))
+    (band,) = (line for line in tail_lines(planned) if line.startswith("band "))
+    assert bool(theirs) == is_measured == (" runs of own on " in band)
+    assert is_measured != any(f"of trainer=own on {device}" in line for line in head_lines(planned))
+    if is_measured:
+        found = re.search(r"; (\d+) runs of own on \w+, on at most 2 GPUs, have a mean error of ([\d.]+)%", band)
+        assert found and int(found[1]) == len(theirs) and 1 < float(found[2]) < 5
+    assert not any("efficiency of own" in line for line in tail_lines(planned))
 
 
 def test_a_plan_has_fewer_layers_beside_a_large_output_layer() -> None:
