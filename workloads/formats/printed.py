@@ -120,8 +120,7 @@ def read_printed_layout(text: str, gpus: int | None = None) -> dict[str, object]
     fields = [field for field, names in _TABLE["printed_by"].items() if not settings.keys().isdisjoint(names)]
     layout = read_configuration(text, gpus).layout if fields else None
     values = {field: getattr(layout, field) for field in fields}
-    default = Layout()
-    return {name: value for name, value in values.items() if name in ALWAYS or value != getattr(default, name)}
+    return {name: value for name, value in values.items() if name in ALWAYS or value != getattr(Layout(), name)}
 
 
 def read_model(text: str) -> Model | None:

@@ -38,7 +38,9 @@ def load_model(name: str) -> Model:
     for family, reason in UNSUPPORTED_FAMILIES.items():
         if name.startswith(family):
             raise UnsupportedModel(f"{name} is not modelled: {reason}")
-    raise UnsupportedModel(f"unknown model '{name}'. {suggest(name, [*MODELS, 'a path to a config.json'])}")
+    raise UnsupportedModel(
+        f"unknown model '{name}'. {suggest(name.rpartition('/')[2], [*MODELS, 'a path to a config.json'])}"
+    )
 
 
 def read_config(path: str) -> Config:

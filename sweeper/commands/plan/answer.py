@@ -91,9 +91,8 @@ def answer(request: PlanRequest, report: Report = report_nothing) -> Answer:
 def _find_remedy(problem: Problem) -> str:
     """Return the least change of the state or the number of GPUs with which a layout fits, as a sentence, or ""."""
     short = replace(problem, job=replace(problem.job, state="bf16"))
-    more = {f"gpus={n}": problem.on(n) for n in (problem.cluster.gpus * factor for factor in (2, 4, 8))}
-    changes = {"state=bf16": short} if short.job.state != problem.job.state else {}
-    for name, changed in (changes | more).items():
+    more = {f"gpus={n}": problem.on(n) for n in (problem.cluster.gpus * 2**power for power in range(1, 8))}
+    for name, changed in {"state=bf16": short, **more}.items():
         with suppress(UserInputError):
             search(changed, keep=1)
             return f". It fits with {name}"
@@ -111,10 +110,12 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, ends: BandEnds) -
         cost = show_range(training.cost, ends, request.max_cost)
         assumed = "" if request.price_per_hour is not None else ", which is assumed"
         fewer = "" if request.finds_gpus else "fewer GPUs, or "
-        number = f"{estimate.gpus:,} GPUs" + ", the cheapest number found," * request.finds_gpus
+        is_cheapest, most = request.finds_gpus and not request.daily_tokens, tokens * request.max_cost / training.cost
+        number = f"{estimate.gpus:,} GPUs" + ", the cheapest number found," * is_cheapest
         raise UserInputError(
-            f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {number} cost {cost} "
-            f"at price_per_hour={price:g}{assumed}; {fewer}others (hardware=a,b) may cost less"
+            f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {number} cost {cost} at "
+            f"price_per_hour={price:g}{assumed}; it pays for about train_tokens={most:.2g}, and "
+            f"{fewer}others (hardware=a,b) may cost less"
         )
     return training
 
@@ -189,8 +190,8 @@ class _Rates(dict[int, float]):
         self.report(f"searching {gpus:,} x {self.problem.cluster.device.name}")
         self[gpus] = 0.0
         try:
-            rate = tokens_of_a_day(search(self.problem.on(gpus), keep=1).best[0].estimate)
-            self[gpus] = rate * (1 - self.reliability.lost_share(gpus))
+            estimate = search(self.problem.on(gpus), keep=1).best[0].estimate
+            self[gpus] = estimate.tokens / training_run(estimate, estimate.tokens, self.reliability, None).days
         except UserInputError as error:
             self.reason = str(error)
         return self[gpus]
@@ -212,13 +213,18 @@ def _find_gpus(problem: Problem, request: PlanRequest, report: Report) -> tuple[
     def reaches(gpus: int) -> bool:
         return rates[gpus] >= tokens_per_day
 
+    def write(rate: float) -> str:
+        return f"tokens_per_day={rate:.3g}" if request.days is None else f"days={request.train_tokens / rate:.4g}"
+
     fewest = math.ceil(at_least / domain) * domain
     sizes = sorted({fewest, *(domain * step * 2**power for power in range(14) for step in (1, 3))})
     sizes = [size for size in sizes if at_least <= size <= MAX_GPUS]
     if not sizes:
         raise UserInputError(f"gpus={at_least}: at most {MAX_GPUS:,} with tokens_per_day= or days=")
     if sizes[-1] < too_few:
-        raise UserInputError(f"{key}: takes {too_few:,.0f} GPUs at their peak, and at most {sizes[-1]:,} are planned")
+        best = write(tokens_per_day * sizes[-1] / too_few)
+        needed = f"{key}: takes {too_few:,.0f} GPUs at their peak"
+        raise UserInputError(f"{needed}, and at most {sizes[-1]:,} are planned, which reach at best {best}")
     enough = sorted((n for n in sizes if n >= too_few or problem.batch), key=lambda n: (n < too_few, n))
     if 3 * too_few > sizes[-1] and not problem.batch:  # probably unreachable: try the most GPUs first
         most = next((size for size in reversed(enough) if rates[size]), 0)
@@ -235,9 +241,7 @@ def _find_gpus(problem: Problem, request: PlanRequest, report: Report) -> tuple[
         raise UserInputError(f"{key}: no number of GPUs can be planned. {rates.reason}")
     fastest = max(rates, key=rates.__getitem__)
     batch = "a larger global_batch" if problem.batch else "a given global_batch"
-    raise UserInputError(
-        f"{key}: {fastest:,} GPUs reach {rates[fastest]:.2g} tokens a day, more GPUs no more; {batch} may help"
-    )
+    raise UserInputError(f"{key}: {fastest:,} GPUs reach {write(rates[fastest])}, more GPUs no more; {batch} may help")
 
 
 def _find_affordable_gpus(problem: Problem, request: PlanRequest, report: Report) -> tuple[_Rates, int]:

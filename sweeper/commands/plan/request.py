@@ -103,9 +103,8 @@ class PlanRequest:
         days: find the number of GPUs needed to train on train_tokens in this many days, including failures; the middle
             of the band has to reach it. Up to twice as many are planned if they take 5% fewer GPU-hours.
         price_per_hour: price of one GPU-hour; by default a provider's list price in USD from conf/hardware, if known.
-        max_cost: reject a plan if training on train_tokens costs more than this by the middle of the band; a line says
-            if the slow end costs more. Without gpus, days and tokens_per_day, find the number of GPUs that trains
-            fastest for at most this cost.
+        max_cost: reject a plan if training on train_tokens costs more than this by the middle of the band. Without
+            gpus, days and tokens_per_day, find the number of GPUs that trains fastest for at most this cost.
         failures_per_gpu_day: rate of unexpected interruptions; by default the rate in Llama 3's training.
         restart_s: time from a failure until training continues.
         checkpoint_s: time for which a checkpoint stops training.
@@ -252,10 +251,9 @@ def build_problem(request: PlanRequest) -> Problem:
         free = {"dp_replicate", "dp_shard"} if request.finds_gpus else set()
         free |= {"sharding"} if reading.layout.dp_shard * reading.layout.cp == 1 else set()
         read = {name: getattr(reading.layout, name) for name in GIVEN_FIELDS - free}
-        usual = Layout()  # fields outside the search keep these defaults unless the file changes them
-        given = {
-            name: value for name, value in read.items() if name in SEARCHED_FIELDS or value != getattr(usual, name)
-        } | given
+        # Fields outside the search keep their defaults unless the file changes them.
+        kept = [name for name in read if name in SEARCHED_FIELDS or read[name] != getattr(Layout(), name)]
+        given = {name: read[name] for name in kept} | given
     trainer = request.trainer or (reading.trainer if reading else request.file or "")
     if trainer in ("", OWN):
         try:

@@ -50,7 +50,9 @@ def compare_hardware(
         except UserInputError as error:
             refused[name] = str(error)
     if not planned:
-        raise UserInputError("\n".join(dict.fromkeys(refused.values())))
+        reasons = {reason: name for name, reason in refused.items()}
+        named = [f"{name}: {reason}" for reason, name in reasons.items()]
+        raise UserInputError("\n".join(named if len(reasons) > 1 else reasons))
     has_costs = all(one.training.cost is not None for one in planned)
 
     def order(planned: Planned) -> float:

@@ -233,14 +233,14 @@ def layouts_table(answer: Answer) -> Rows:
     rows = []
     for values, candidate in zip(fields_of, shown, strict=True):
         step_s, mfu = candidate.estimate.step.total_s, candidate.estimate.mfu
-        slower = f"{100 * (step_s / best_s - 1):.1f}"
         most_gib = bound_gib(candidate.estimate.memory, answer.problem.job, answer.problem.cluster)
         used = MISSING if mfu is None else f"{100 * mfu:.0f}"
         differing = write_words({name: values[name] for name in varying})
         differing += " (cp beyond measured runs)" * _has_short_parts(answer.problem, candidate.layout)
         differing += " (may not fit)" * (most_gib > answer.problem.cluster.usable_gib)
         differing += " (fills memory)" * fills_memory(candidate.estimate.memory, answer.problem.cluster)
-        rows.append([round_to_band(step_s, answer.error_share), slower, used, f"{most_gib:.0f}", differing])
+        time, slower = round_to_band(step_s, answer.error_share), f"{100 * (step_s / best_s - 1):.1f}"
+        rows.append([time, slower, used, f"{most_gib:.0f}", differing])
     return ["step s", "slower %", "MFU %", "GiB at most", "layout, where they differ"], rows
 
 

@@ -70,6 +70,43 @@ def test_a_comparison_says_what_its_bands_leave_open() -> None:
     assert "trainer   " not in text and "days      " not in text
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["days=0.001"],
+            r"^days=0.001 .*: takes 60\d,\d{3} GPUs .* 65,536 are planned, which reach at best days=0\.0091",
+        ),
+        (["tokens_per_day=1e15"], r"at most 65,536 are planned, which reach at best tokens_per_day=1\.09e\+14$"),
+        (["days=1", "global_batch=8"], r"8 GPUs reach days=[\d.]+, more GPUs no more; a larger global_batch may help$"),
+        (["days=9", "failures_per_gpu_day=100"], r"no number of GPUs can be planned\. failures_per_gpu_day=100: "),
+        (["days=9", "max_cost=100"], r"max_cost=100: train_tokens=1e\+12 on \d+ GPUs cost "),
+    ],
+)
+def test_a_limit_that_cannot_be_met_is_refused_with_one_that_can(words: list[str], message: str) -> None:
+    with pytest.raises(UserInputError, match=message) as refusal:
+        answer(read_request([*FIXED, *words]))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_cost_that_is_too_low_is_refused_with_the_tokens_that_it_pays_for() -> None:
+    with pytest.raises(UserInputError, match="it pays for about train_tokens=") as refusal:
+        answer(read_request([*FIXED, "gpus=8", "max_cost=100"]))
+    found = re.search(r"cost ([\d,]+) .* train_tokens=([\d.e+]+),", str(refusal.value))
+    assert found
+    cost, tokens = float(found[1].replace(",", "")), float(found[2])
+    assert tokens == pytest.approx(1e12 * 100 / cost, rel=0.06)  # of two digits
+    assert answer(read_request([*FIXED, "gpus=8", "max_cost=100", f"train_tokens={0.9 * tokens}"])).training.cost
+
+
+def test_gpus_are_refused_by_name_if_their_reasons_differ() -> None:
+    with pytest.raises(UserInputError) as refusal:
+        compare_hardware(
+            read_request([*FIXED[2:], "model=llama3_8b", "hardware=h100,b200", "days=0.001"]), ["h100", "b200"]
+        )
+    assert re.findall(r"^(\w+): days=0.001", str(refusal.value), re.MULTILINE) == ["h100", "b200"]
+
+
 def test_a_narrow_terminal_shows_what_the_question_is_about() -> None:
     rows, _ = compare_hardware(read_request([FIXED[0], *FIXED[2:], "gpus=8", "hardware=h100,b200"]), ["h100", "b200"])
     fits = {"GPUs": 60, "days": 60, "cost": 60, "tokens/s per GPU": 80, "GPU-hours": 120, "MWh": 120, "layout": 200}

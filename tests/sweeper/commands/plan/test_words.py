@@ -48,6 +48,8 @@ from workloads.hardware.precisions import PRECISIONS
         (["model=llama3_405b"], "gpus=8: no layout fits; the smallest needs up to [0-9]+ GiB of each GPU, [0-9]+ GiB"),
         (["model=llama3_8b", "hardware=rtx4090", "gpus=4"], "no layout fits; .*\\. It fits with state=bf16$"),
         (["model=llama3_70b", "gpus=4", "state=bf16"], "no layout fits; .*. It fits with gpus=8$"),
+        (["model=llama3_70b", "gpus=1"], "no layout fits; .*. It fits with gpus=16$"),
+        (["model=meta-llama/Llama-3.1-70B"], "unknown model 'meta-llama/Llama-3.1-70B'. Did you mean llama3_70b?"),
         (["trainer=deepspeed", "pp=2"], "pp=2: deepspeed is planned without it; it has to be 1"),
         (["hardware=a100", "precision=fp8_tensorwise"], "fp8_tensorwise: a100 has no fp8 units"),
         (["hardware=v100"], "precision=bf16: v100 has no bf16 units or .*\\. It has fp16, fp32$"),
