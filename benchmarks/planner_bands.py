@@ -44,7 +44,7 @@ def known_of(runs: Iterable[PublishedRun], family: str) -> Known:
         pairs["@".join(run.pair)] = max(run.cluster.gpus, pairs.get("@".join(run.pair), 0))
     tokens = max((run.job.sequence_length for run in runs), default=0)
     parameters = min((round(run.job.model.parameters / 1e6) for run in runs), default=0)
-    return Known(tokens, parameters, pairs)
+    return Known(tokens, parameters, pairs, of_trainers=family == "memory")
 
 
 def residuals(scores: Sequence[tuple[PublishedRun, str, float]]) -> list[Residual]:

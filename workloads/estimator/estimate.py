@@ -178,7 +178,7 @@ def bands() -> dict[str, tuple[Band, ...]]:
         for row in csv.DictReader(lines):
             factors, pairs, errors = (dict(each.split("=") for each in row[name].split()) for name in BY_NAME)
             most = {pair: int(gpus) for pair, gpus in pairs.items()}
-            known = Known(int(row["tokens"]), int(row["parameters"]), most)
+            known = Known(int(row["tokens"]), int(row["parameters"]), most, of_trainers=row["family"] == "memory")
             numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
             ends = BandEnds(*(float(row[f"{side}_percent"]) / 100 for side in ("below", "above")))
             widths = {trainer: float(factor) for trainer, factor in factors.items()}

@@ -46,7 +46,6 @@ from workloads.models.trained import load_trained_model
 from workloads.suggestions import hint
 
 MAX_GPUS = 2**20  # more than in any cluster; listing the degrees of larger numbers takes long
-MAX_SEQUENCES = 2**30
 OF_EXPERTS = ("dispatcher", "expert_overlap", "expert_imbalance")
 FALLBACK_TRAINER = "megatron"  # the default for models that `workload=parallel` does not train
 OWN_WORKLOAD = "parallel"  # the workload with which sweeps measure this project's trainer
@@ -118,7 +117,7 @@ class PlanRequest:
     calibration: str = AUTO
     trainer: str | None = None
     sequence_length: int | None = degree(2**31)
-    global_batch: int | None = degree(MAX_SEQUENCES)
+    global_batch: int | None = degree(2**30)
     precision: str | None = None
     state: State | None = None
     dispatcher: Dispatcher | None = None

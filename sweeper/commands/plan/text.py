@@ -37,7 +37,6 @@ WITHOUT_EFFECT = re.compile(
 )
 # Bands are based on 30 runs with context parallelism. Only one of these runs has fewer tokens per rank.
 USUAL_CONTEXT_TOKENS = 4096
-OF_JOB = ("sequence_length", "precision", "state", "compiled")
 IMBALANCES = (1.0, 1.1, 1.25, 1.5, 2.0, 4.0)  # between ranks, with which plans show natural routing
 Rows = tuple[list[str], list[list[str]]]
 
@@ -181,9 +180,9 @@ def describe_reached(answer: Answer) -> str:
 
 def file_lines(problem: Problem, reading: FileReading) -> list[str]:
     """List the fields read from a trainer's file, with our names and the names in the file, and the ignored fields."""
-    job = {name: getattr(problem.job, name) for name in (*OF_JOB, *reading.others)}
+    of_job = ("sequence_length", "precision", "state", "compiled", *reading.others)
     of_plan = {"global_batch": problem.job.layout.global_batch, "gpus": problem.cluster.gpus}
-    planned = {**job, **problem.given, **of_plan}
+    planned = {**{name: getattr(problem.job, name) for name in of_job}, **problem.given, **of_plan}
     values: dict[str, Any] = {**vars(reading.layout), **vars(reading), **reading.others}
     taken, left, of_model = dict[str, list[str]](), list(dict.fromkeys(reading.left)), list[str]()
     for key, (name, value) in reading.taken.items():

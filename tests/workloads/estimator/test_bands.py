@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.planner import FAMILIES, ROWS, left_out_of_all, read_runs
+from benchmarks.planner import FAMILIES, ROWS, SCORED, left_out_of_all, read_runs, score_all
 from benchmarks.planner_bands import (
     Residual,
     band_ends,
@@ -20,7 +20,7 @@ from benchmarks.planner_scoreboard import PAGE, page
 from tests.support.planner import cluster, job
 from workloads.estimator.estimate import bands, find_band
 from workloads.layouts.layout import Layout
-from workloads.layouts.trainers import TRAINERS
+from workloads.layouts.trainers import TRAINERS, efficiencies
 from workloads.models.hugging_face import load_model
 
 
@@ -42,6 +42,23 @@ def test_bands_are_those_of_the_rows_and_cover_sources_that_they_do_not_know(
     covered = coverage(theirs)
     # Split-conformal bands cover at least 90%, and more where few sources give them: 98% of 17 with experts.
     assert covered.share >= 0.8 and covered.interval[1] >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("trainer", "gpus", "missing"), [("own", 2, 0), ("own", 64, 1), ("torchtitan", 64, 0), ("torchtitan", 512, 1)]
+)
+def test_memory_on_many_gpus_is_known_of_a_trainer_from_its_own_runs(trainer: str, gpus: int, missing: int) -> None:
+    work, target = replace(job(Layout()), trainer=trainer), cluster(gpus)
+    ends = [band.ends.above for band in bands()["memory"]]
+    assert find_band(work, target, "memory").ends.above == ends[missing] and ends[0] < ends[1]
+    known = bands()["memory"][0].known
+    assert len(known.missing(work, target)) == missing and max(known.pairs.values()) > 64
+
+
+def test_no_run_allocates_more_than_its_bound() -> None:
+    runs = [run for path in SCORED for run in read_runs(path)[0]]
+    slacks = [score.error_percent for score in score_all(runs, efficiencies()) if score.family == "memory"]
+    assert len(slacks) > 90 and min(slacks) >= 0
 
 
 def _residuals(errors: dict[str, list[float]], distance: int = 0) -> list[Residual]:

@@ -29,13 +29,13 @@ PAIR = ["model=llama3_8b", "hardware=h100", "gpus=2", "global_batch=16", "dp_sha
     [
         ([*PAIR, "micro_batch=1"], 0, "fits      up to 7"),
         ([*PAIR, "micro_batch=8"], 1, "no        gpus=2: no layout fits"),
-        # 157.4 GiB estimated, and 13% of band: no run of this project's trainer on a B200 was measured.
+        # 157.4 GiB estimated, and 15% of band: no run of this project's trainer on a B200, or on 64 GPUs, was measured.
         (
             [*FULL, "ep=1", "reshard_after_forward=false"],
             1,
-            "no        up to 177.9 GiB (estimate 157.4) of 173.0 usable",
+            "no        up to 181.0 GiB (estimate 157.4) of 173.0 usable",
         ),
-        (FULL, 0, "fits      up to 116.9 GiB (estimate 103.4) of 173.0 usable: dp_shard=64"),
+        (FULL, 0, "fits      up to 118.9 GiB (estimate 103.4) of 173.0 usable: dp_shard=64"),
     ],
 )
 def test_whether_a_layout_fits_is_an_exit_code(
@@ -56,7 +56,7 @@ def test_one_bound_decides_what_is_recommended_what_fits_and_what_is_left() -> N
     bounds = [bound_gib(candidate.estimate.memory, problem.job, problem.cluster) for candidate in best]
     assert max(bounds) <= problem.cluster.usable_gib == pytest.approx(0.97 * 178.35)
     rows = compare_hardware(request, ["b200"])[0]
-    assert rows[0][6] == f"{0.97 * 178.35 - 1.13 * best[0].estimate.memory.needed_gib:.0f}"
+    assert rows[0][6] == f"{0.97 * 178.35 - 1.15 * best[0].estimate.memory.needed_gib:.0f}"
     assert layouts_table(planned)[1][0][3] == f"{bounds[0]:.0f}"
     small = read_request(["model=qwen3_30b_a3b", "hardware=h100", "gpus=8", "trainer=megatron", "tp=2", "cp=1"])
     unsure = answer(small)
