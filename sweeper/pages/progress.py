@@ -54,6 +54,8 @@ class ProgressState:
             return f"finals: {self.finals[0]}/{self.finals[1]}"
         counts = f": {format_counts(self.counts)}" if any(self.counts.values()) else ""
         ended = f"{self.ended}{f'/{self.trials}' if self.trials else ''} trials"
+        if self.trials and self.ended > self.trials:  # the budget was larger before
+            ended = f"{self.ended} trials, above the budget of {self.trials}"
         return f"{ended}{counts}{f'; {self.limit[1]}' if self.limit[1] else ''}"
 
     def describe(self, record: TrialRecord) -> str:

@@ -33,6 +33,13 @@ def test_the_bar_follows_the_limit_that_binds_and_the_finals() -> None:
     assert draw(80, limit=(1.0, ""), finals=(3, 12))[0] == f"{'█' * 6}{'░' * 18} finals: 3/12"
 
 
+def test_a_resumed_sweep_with_a_smaller_budget_counts_what_it_has() -> None:
+    above = replace(make_state(), trials=3, limit=(4 / 3, ""))
+    assert above.describe_counts() == "4 trials, above the budget of 3: 4 complete"
+    assert str(draw_block(above, 80, 25)[0]).startswith(f"{'█' * 24} 4 trials, above")
+    assert replace(above, trials=4).describe_counts() == "4/4 trials: 4 complete"
+
+
 def test_another_process_shows_the_lines_and_the_block_of_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     with Json() as display:
         display.update(make_state(), BEST, is_best=True)
