@@ -2,13 +2,14 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from workloads.api.contract import BandEnds
 
 MAX_WHOLE = 2**53  # floats represent every integer up to this number
 MAX_DECIMALS = 16
+_CELL = re.compile(r"(—|[-+]?[\d.,]+(e[-+]?\d+)?(%| [^ ]+/s)?)?")  # of a numeric column
 DOUBTFUL = "; doubtful: "  # part of the verdict if the rounds of a finalist differ by more than noise
 TIE = "a tie"  # the start of the verdict if the first two finalists do not differ significantly
 
@@ -57,6 +58,11 @@ def decimals_apart(first: float, second: float, least: int) -> int:
 def format_interval(low: float, high: float) -> str:
     """Format the bounds of an interval as `1.5 to 2.5`, or as empty text if either bound is unknown."""
     return "" if math.isnan(low) or math.isnan(high) else f"{format_number(low)} to {format_number(high)}"
+
+
+def find_numeric(rows: Iterable[Sequence[str]]) -> list[bool]:
+    """Return for each column of a table whether it is right-aligned: all cells are numbers, dashes or empty."""
+    return [all(map(_CELL.fullmatch, column)) for column in zip(*rows, strict=True)]
 
 
 def format_percent(share: float) -> str:

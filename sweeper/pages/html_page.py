@@ -1,6 +1,5 @@
 """Build a single HTML file of results for offline use and printing. Tables can be sorted and filtered."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,9 +9,9 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from sweeper.common.format import find_numeric
 from sweeper.pages.chart_style import without_markup
 
-NUMBER = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?(%| [^ ]+/s)?)?")  # numeric columns may have empty cells
 # The light colors of page.css. On a dark page, page.js replaces them.
 AXIS = {"gridcolor": "#e3e5e8", "zerolinecolor": "#e3e5e8", "linecolor": "#e3e5e8", "automargin": True}
 LIGHT = {"font": {"color": "#1a1a1a"}, "paper_bgcolor": "#fff", "plot_bgcolor": "#fff", "xaxis": AXIS, "yaxis": AXIS}
@@ -35,8 +34,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """For each column, whether all cells are numbers (right-aligned). The list is empty if there are no rows."""
-        return [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows, strict=True)]
+        return find_numeric(self.rows)
 
 
 def drop_empty(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:

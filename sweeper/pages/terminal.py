@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sweeper.common.format import shorten
+from sweeper.common.format import find_numeric, shorten
 
 MAX_WORD = 60  # characters; longer words, such as paths, are shortened
 MAX_UNBROKEN = 30  # characters; longer words may be broken across lines
@@ -75,9 +75,9 @@ def draw(heading: Sequence[str], cells: Sequence[Sequence[str]], minimum: int, w
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", caption_justify="left")
     if hidden := heading[shown:]:
         table.caption = f"hidden, too narrow: {', '.join(hidden)}"
-    for column, size in zip(columns, sizes, strict=False):
-        is_numeric = all(re.fullmatch(r"[-+\d.e,%—]*", text) for text in column[1:])
-        table.add_column(column[0], justify="right" if is_numeric else "left", width=size, overflow="fold")
+    numeric = find_numeric(cells) or [False] * len(heading)
+    for name, is_numeric, size in zip(heading, numeric, sizes, strict=False):
+        table.add_column(name, justify="right" if is_numeric else "left", width=size, overflow="fold")
     for row in cells:
         table.add_row(*row[:shown])
     return table

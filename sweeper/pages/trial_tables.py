@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from sweeper.common.format import format_interval, format_number, one_line, short_value, spreadsheet_cell
+from sweeper.common.format import find_numeric, format_interval, format_number, one_line, short_value, spreadsheet_cell
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.derivation import hidden_metrics
 from sweeper.metrics.intervals import MIN_STEPS, level_of_median, missing_reason
@@ -130,9 +130,10 @@ def finalist_rows(finalists: Sequence[FinalistResult], objective: str) -> Rows:
 
 
 def markdown_of(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table with all columns right-aligned."""
+    """Return a Markdown table with texts on the left and numbers on the right of their columns."""
     texts = [[re.sub(r"([\\|`\[\]<>])", r"\\\1", one_line(cell)) for cell in row] for row in (heading, *cells)]
-    lines = [texts[0], ["---:"] * len(heading), *texts[1:]]
+    ends = ["---:" if is_numeric else "---" for is_numeric in find_numeric(cells) or [False] * len(heading)]
+    lines = [texts[0], ends, *texts[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

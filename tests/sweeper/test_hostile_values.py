@@ -95,6 +95,12 @@ def test_a_table_in_markdown_keeps_its_cells() -> None:
         assert "<" not in line.replace("\\<", "")
 
 
+def test_numbers_are_on_the_right_of_a_column_in_markdown_and_texts_on_the_left() -> None:
+    rows = [["bf16", "1,024", "-3.5%", "12", "600 TFLOP/s"], ["fp8", "—", "", "x", "7 s"]]
+    assert trial_tables.markdown_of(list("abcde"), rows).splitlines()[1] == "| --- | ---: | ---: | --- | --- |"
+    assert trial_tables.markdown_of(["a"], []).splitlines() == ["| a |", "| --- |"]
+
+
 def test_a_plan_shows_values_as_they_are(run_cli: Callable[..., CommandResult]) -> None:
     result = run_cli("workload=command", "command.run=[x,'{y}']", "space.y=\"'[/] [red] \x1b[31m'\"", "plan=true")
     assert result.code == 0 and "y=[/] [red] \\x1b[31m" in result.out, result.out + result.err
