@@ -4,6 +4,7 @@ import contextlib
 import os
 import platform
 import re
+import resource
 import shutil
 import socket
 import tomllib
@@ -116,6 +117,7 @@ def read_node_state(folder: str) -> dict[str, Any]:
         "niceness": os.nice(0),
         "networks": read_networks(),
         "network_errors": read_network_errors(),
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1] % 2**63,  # Ray raises the soft limit; -1 has none
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
         "free_gib": available_memory_bytes() / 2**30,
         "disk_gib": shutil.disk_usage(results if results.is_dir() else "/").free / 2**30,

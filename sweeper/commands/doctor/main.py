@@ -6,7 +6,8 @@
 
 Checks every node's versions, memory and GPUs, and the MLflow server at tracking.uri. Runs a GEMM on each GPU and an
 all-reduce on each node (skipped with --quick). Prints the hardware catalog's values for the GPUs with their sources,
-and each problem with a remedy. The exit code is 1 if a problem makes measurements wrong or slow (marked with "!").
+and each problem and note with a remedy. A problem ("!") makes measurements wrong, slow or impossible. A note ("-") does
+not, such as cores that other processes use or little free disk space. The exit code is 1 if there is a problem, else 0.
 
 `record` saves the reports of this machine's drivers, torch, Ray and kernel to FILE (machine.json). Developers can build
 a mock of the machine from this file. The only environment variables in the file are those that select the visible
@@ -19,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from sweeper.cli.command import Cluster, Subcommand, Tracking, switch, word
+from sweeper.cli.exits import COMPLETE, SOME_FAILED
 from sweeper.commands.accept.judge import list_problems
 from sweeper.commands.doctor.checks import check_gpu_setup, check_nodes, check_store
 from sweeper.common.format import count
@@ -91,9 +93,11 @@ def examine(request: DoctorRequest) -> int:
             own = [item for item, node in zip(states.items(), nodes, strict=True) if node in target.nodes]
             findings += exercise(target, dict(own), console)
     cluster.stop()
-    for line in (*list_problems([], findings), f"{count(len(findings), 'problem')} found"):
+    problems = sum(finding.affects_results for finding in findings)
+    notes = f", {count(len(findings) - problems, 'note')}" if len(findings) > problems else ""
+    for line in (*list_problems([], findings), f"{count(problems, 'problem')} found{notes}"):
         console.print(line)
-    return int(any(finding.affects_results for finding in findings))
+    return SOME_FAILED if problems else COMPLETE
 
 
 COMMAND = Subcommand("doctor", __doc__, {"": (DoctorRequest, examine), "record": (RecordRequest, record_machine)})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sweeper.commands.doctor import exercise
 from sweeper.commands.doctor.checks import (
     REMEDIES,
     Finding,
@@ -252,6 +253,29 @@ def test_counters_of_an_amd_gpu_that_grow_are_reported(monkeypatch: pytest.Monke
         "had 1 corrected memory errors during the test": "GPU 6",
         "had 2 packets that were sent again on its PCIe link during the test": "GPU 6",
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "last"),
+    [
+        ({}, 0, "0 problems found"),
+        ({"use": 1e6, "busiest": "python3 (pid 41)"}, 0, "0 problems found, 1 note"),  # not a problem of the device
+        ({"shared_gib": 0.1}, 1, "1 problem found"),
+        ({"shared_gib": 0.1, "free_gib": 1.0, "disk_gib": 1.0}, 1, "1 problem found, 2 notes"),
+        ({"open_files": 256}, 0, "0 problems found, 1 note"),
+    ],
+)
+def test_the_exit_code_of_the_doctor_is_that_of_what_it_prints(
+    changes: dict[str, Any], code: int, last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes = [Node("this machine", cpus=2, cpu_name="Laptop")]
+    healthy = node_state(gpus=[], use=0.0, niceness=0, open_files=65536, network_errors={})
+    monkeypatch.setattr(ray_environment, "prepare", lambda *_: None)
+    monkeypatch.setattr(cluster, "discover_nodes", lambda *_: nodes)
+    monkeypatch.setattr(exercise.NodeWatches, "_read", lambda *_: [healthy | changes])
+    assert examine(DoctorRequest(quick=True)) == code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == last and sum(line.startswith("! ") for line in lines) == code
 
 
 TUNED = {"release": "6.8", "numa_balancing": "0", "command_line": ["iommu=pt"], "is_guest": False}
