@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -34,7 +34,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -87,10 +87,15 @@ class VerifyRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest:
-    """Two acceptance runs on the same machines, the earlier run first."""
+    """Two acceptance runs on the same machines, the earlier run first.
+
+    Attributes:
+        format: text or json.
+    """
 
     first: str = word("BEFORE")
     second: str = word("AFTER")
+    format: Literal["text", "json"] = "text"
 
 
 @dataclass
@@ -290,20 +295,34 @@ def compare(request: CompareRequest) -> int:
     """Print slower, inconclusive and missing results. Return 1 if any is slower, else 3 if there are any."""
     before, after = (records.read_record(Path(file)) for file in (request.first, request.second))
     changes = records.compare_records(before, after)
+    missing = records.find_missing({request.first: before, request.second: after})
+    verdicts = {change.verdict for change in changes}
+    if request.format == "json":
+        dates = {"before": before["date"], "after": after["date"]}
+        print(json.dumps(dates | records.export(changes, missing), indent=1, ensure_ascii=False))
+    else:
+        for line in describe_changes(changes, missing, before["date"]):
+            print(line)
+    is_open = missing or Verdict.INCONCLUSIVE in verdicts or not changes
+    return SOME_FAILED if Verdict.FAIL in verdicts else NO_VERDICT if is_open else COMPLETE
+
+
+def describe_changes(
+    changes: Sequence[records.Change], missing: Sequence[tuple[str, str, str]], date: str
+) -> Iterator[str]:
+    """Yield lines: slower results, then inconclusive and missing results, then a line for each test and the count."""
     slower, unsure = ([c for c in changes if c.verdict is kind] for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
     for one in (*slower, *unsure):
         shown = f"{one.part}: {one.test}: {one.ratio.change}, the limit is {one.least - 1:+.1%}"
-        print(f"{'!' if one in slower else '? inconclusive:'} {shown}")
-    missing = records.find_missing({request.first: before, request.second: after})
+        yield f"{'!' if one in slower else '? inconclusive:'} {shown}"
     for parts, tests, reason in merge_equal(missing):
-        print(f"- {name_some(parts)}: {name_some(tests)}: {reason}")
+        yield f"- {name_some(parts)}: {name_some(tests)}: {reason}"
     for test, own in group_values((change.test, change) for change in changes).items():
         middle, lowest = median(change.ratio.value for change in own) - 1, own[0]
         shown = f"median {middle:+.1%}, lowest {lowest.ratio.change}, slower below {lowest.least - 1:+.1%}"
-        print(f"{test}: {count(len(own), 'part')}, {shown}")
+        yield f"{test}: {count(len(own), 'part')}, {shown}"
     left_out = f", {len(missing)} not compared" if missing else ""
-    print(f"{count(len(slower), 'result')} of {len(changes)} slower than on {before['date']}{left_out}")
-    return SOME_FAILED if slower else NO_VERDICT if unsure or missing or not changes else COMPLETE
+    yield f"{count(len(slower), 'result')} of {len(changes)} slower than on {date}{left_out}"
 
 
 COMMAND = Subcommand(

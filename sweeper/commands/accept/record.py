@@ -183,6 +183,17 @@ def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     return sorted(changes, key=lambda change: change.ratio.value)
 
 
+def export(changes: Sequence[Change], missing: Sequence[tuple[str, str, str]]) -> dict[str, list[dict[str, Any]]]:
+    """Return a comparison as plain values. Changes are shares, such as -0.1 for 10% slower."""
+    rows: list[dict[str, Any]] = [
+        {"part": one.part, "test": one.test, "verdict": one.verdict.value, "change": one.ratio.value - 1}
+        | {"interval": [one.ratio.low - 1, one.ratio.high - 1] if one.ratio.has_interval else None}
+        | {"slower_below": one.least - 1}
+        for one in changes
+    ]
+    return {"changes": rows, "missing": [dict(zip(("part", "test", "reason"), row, strict=True)) for row in missing]}
+
+
 def find_missing(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     """Return a part, a test and a text for each result that some of the named records lack."""
     keys = {name: [(row["part"], row["test"]) for row in r["results"] if row["value"]] for name, r in records.items()}

@@ -16,6 +16,7 @@ from sweeper.commands.accept import record as records
 from sweeper.commands.accept.causes import add_causes
 from sweeper.commands.accept.experiments import Reading
 from sweeper.commands.accept.judge import Verdict, describe, judge, overall_verdict
+from sweeper.commands.accept.main import COMMAND
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown, summarize_tests
 from sweeper.commands.doctor.checks import Finding
 from tests.support.acceptance import TEST, gpus, readings
@@ -232,6 +233,24 @@ def test_a_comparison_has_no_verdict_where_a_result_is_missing_and_fails_where_o
     assert compare_with(first | noisy, second, lost) == 3 and "? inconclusive: n GPU 0" in capsys.readouterr().out
     with pytest.raises(UserInputError, match="the profile quick and burn_in: only equal ones compare"):
         records.compare_records(record, record | {"profile": "burn_in"})
+
+
+def test_a_comparison_in_json_has_changes_limits_and_missing_results(
+    record: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, lost = record["results"]
+    before = seal(tmp_path / "before", record | {"results": [first | {"low": 690.0, "high": 710.0}, second, lost]})
+    later = [first | {"value": 630.0, "low": 620.0, "high": 640.0}, second | {"value": 606.0}]
+    after = seal(tmp_path / "after", record | {"results": later})
+    assert COMMAND.run(["compare", before, after, "format=json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    slow, fast = shown["changes"]
+    assert (slow["part"], slow["test"], slow["verdict"]) == ("n GPU 0", TEST, "fail")
+    assert slow["change"] == pytest.approx(-0.1) and slow["interval"][0] < -0.1 < slow["interval"][1] < 0
+    assert (fast["verdict"], fast["interval"], fast["slower_below"]) == ("pass", None, pytest.approx(-0.02))
+    assert fast["change"] == pytest.approx(0.01) and shown["before"] == shown["after"] == record["date"]
+    both = f"no result in {before} and in {after}"
+    assert shown["missing"] == [{"part": "m", "test": TEST, "reason": both}]
 
 
 def test_a_comparison_with_a_changed_file_and_one_without_a_date_are_refused(
