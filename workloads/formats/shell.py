@@ -3,7 +3,7 @@
 import ast
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +22,8 @@ _REDIRECTION = re.compile(r"\d*(?:&?>>?&?|<&?)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _SIMPLE = re.compile(r"\$([A-Za-z_]\w*|\d|[@*#?$!-])")
 _BRACED = re.compile(r"(\w+|[@*])(?:\[([@*]|\w+)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
-_ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+_NAMES = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod"}
+_ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {kind: getattr(operator, name) for kind, name in _NAMES.items()}
 _OPENING = {"if", "for", "while", "until", "case", "select", "{"}
 _CLOSING = {"fi", "done", "esac", "}"}
 _BETWEEN = {"then", "else", "elif", "do", "!", "time"}

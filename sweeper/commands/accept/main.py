@@ -45,6 +45,7 @@ from sweeper.commands.accept.expected import expected_rates
 from sweeper.commands.accept.experiments import Profile, Reading, read_experiments
 from sweeper.commands.accept.judge import Verdict, describe, judge, list_problems, merge_equal, overall_verdict
 from sweeper.commands.accept.page import build_html, build_junit, build_markdown
+from sweeper.commands.accept.record import Change, Missing
 from sweeper.commands.doctor.checks import Finding, check_gpu_setup, check_load, check_nodes
 from sweeper.common.format import count, name_some
 from sweeper.common.grouping import group_values
@@ -307,9 +308,7 @@ def compare(request: CompareRequest) -> int:
     return SOME_FAILED if Verdict.FAIL in verdicts else NO_VERDICT if is_open else COMPLETE
 
 
-def describe_changes(
-    changes: Sequence[records.Change], missing: Sequence[tuple[str, str, str]], date: str
-) -> Iterator[str]:
+def describe_changes(changes: Sequence[Change], missing: Sequence[Missing], date: str) -> Iterator[str]:
     """Yield lines: slower results, then inconclusive and missing results, then a line for each test and the count."""
     slower, unsure = ([c for c in changes if c.verdict is kind] for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
     for one in (*slower, *unsure):

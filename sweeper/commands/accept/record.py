@@ -25,6 +25,7 @@ from workloads.api.errors import UserInputError, first_line
 
 FORMAT = 1
 HASH = "sha256"
+Missing = tuple[str, str, str]  # the part and the test of a result that a comparison lacks, and the reason
 NEEDED = {HASH, "date", "profile", "kind", "model", "verdict", "sentence", "results"}
 RESUMED_WITHIN_S = 86_400.0  # after a day, the machine may have changed
 FINGERPRINT: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("fingerprint.toml").read_text())
@@ -183,7 +184,7 @@ def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     return sorted(changes, key=lambda change: change.ratio.value)
 
 
-def export(changes: Sequence[Change], missing: Sequence[tuple[str, str, str]]) -> dict[str, list[dict[str, Any]]]:
+def export(changes: Sequence[Change], missing: Sequence[Missing]) -> dict[str, list[dict[str, Any]]]:
     """Return a comparison as plain values. Changes are shares, such as -0.1 for 10% slower."""
     rows: list[dict[str, Any]] = [
         {"part": one.part, "test": one.test, "verdict": one.verdict.value, "change": one.ratio.value - 1}

@@ -30,7 +30,7 @@ from sweeper.commands.ingest.imported import drop_warmup
 from sweeper.commands.ingest.readers import LOG_FORMAT, detect_format
 from sweeper.commands.plan.answer import search
 from sweeper.commands.plan.request import PlanRequest, build_problem
-from sweeper.common.format import count, format_number, one_line
+from sweeper.common.format import count, format_number, name_some, one_line
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.metrics.step_series import FEWEST, WORTH, Finding, compare_sources, find_slow_sources, find_unusual
 from workloads.api.errors import UserInputError
@@ -131,6 +131,9 @@ def diagnose(request: DiagnoseRequest) -> int:
     steps = f"{count(len(first.steps), 'step')}{program} after the warm-up{of_start}"
     speed = f"{format_number(1 / usual_s)} {RATES[first.measure]}" if first.measure in RATES else ""
     print(f"{', '.join(request.logs)}: {steps}{several}, {speed or f'{format_number(usual_s)} s each'}")
+    names = {source.name.partition(" ")[0] for source in sources}
+    if len(request.logs) > 1 and (without := [log for log in request.logs if Path(log).name not in names]):
+        print(f"  without a step's time or rate: {name_some(without)}")
     if not missing:
         planned, is_slower = compare_with_plan(request, usual_s, first.measure)
         if is_slower:
@@ -177,7 +180,10 @@ def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source
     if not with_steps:
         detect_format(paths[0], [LOG_FORMAT])  # raises if the file is of another kind
         names = ", ".join(map(str, paths))
-        raise UserInputError(f"{names}: no line has a step's time or rate, such as 80 ms/step, 2 it/s or 900 tokens/s")
+        has_bar = any(source.reader.has_progress_bar for source in sources.values())
+        bar = "; the times of a progress bar are averages" if has_bar else ""
+        example = f"such as 80 ms/step, 2 it/s or 900 tokens/s{bar}"
+        raise UserInputError(f"{names}: no line has a step's time or rate, {example}")
     return with_steps
 
 

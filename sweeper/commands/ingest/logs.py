@@ -177,12 +177,10 @@ def _build_result(name: str, run: Run, program: str, notes: Sequence[str]) -> Im
     params = {name: value for name, value in printed.items() if name not in ("gpus", "batch_tokens")}
     params |= {"sequence_length": length, "global_batch": batch}
     params |= {"model": log.model, "dtype": log.dtype or (log.format.dtype if log.format else "")}
-    metrics = {}
-    for metric in (*CLAIMS, *MEMORY):
-        of_steps = steady_steps if metric in CLAIMS else run.steps
-        metrics[metric] = [step.metrics[metric] for step in of_steps if metric in step.metrics]
-    claims = {metric: statistics.median(metrics[metric]) for metric in CLAIMS if metrics[metric]}
-    memory = {metric: max(metrics[metric]) for metric in MEMORY if metrics[metric]}
+    rates = {name: [step.metrics[name] for step in steady_steps if name in step.metrics] for name in CLAIMS}
+    sizes = {name: [step.metrics[name] for step in run.steps if name in step.metrics] for name in MEMORY}
+    claims = {name: statistics.median(values) for name, values in rates.items() if values}
+    memory = {name: max(values) for name, values in sizes.items() if values}
     losses = [step.metrics["loss"] for step in run.steps if "loss" in step.metrics]
     if bad := [step for step in run.steps if not math.isfinite(step.metrics.get("loss", 0.0))]:
         value, number = bad[0].metrics["loss"], bad[0].number

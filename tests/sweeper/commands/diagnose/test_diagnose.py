@@ -293,3 +293,17 @@ def test_a_rate_is_compared_with_the_plan(
     log.write_text(log.read_text().replace("tps:", "unread:"))
     COMMAND.run([str(log), "model=llama3_8b", f"hardware={hardware}", f"gpus={gpus}"])
     assert "not compared with a plan: the log has TFLOP/s per GPU, but" in capsys.readouterr().out
+
+
+def test_a_log_without_steps_is_named_and_a_progress_bar_is_not_a_time(
+    log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(log, 2.0 * noise(100), ranks=1, slow_rank=1.0, saves_every=0)
+    (other := log.with_name("rank1.log")).write_text("starting\n")
+    assert diagnose(DiagnoseRequest(logs=[str(log), str(other)])) == 0
+    assert f"\n  without a step's time or rate: {other}\n" in capsys.readouterr().out
+    other.write_text("".join(f"  {n}%|█    | {n}/100 [00:{n:02}<01:00,  1.00s/it]\n" for n in range(50)))
+    with pytest.raises(
+        UserInputError, match=r"no line has a step's time or rate, .*; the times of a progress bar are av"
+    ):
+        diagnose(DiagnoseRequest(logs=[str(other)]))
