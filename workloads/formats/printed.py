@@ -39,13 +39,8 @@ DECISIVE = ("tensor_model_parallel_size", "use_distributed_optimizer", "recomput
 _LINES = {name: re.compile(pattern) for name, pattern in _TABLE["lines"].items()}
 UNKNOWN_LAYERS = ("multi_latent_attention", "hybrid_override_pattern", "hybrid_layer_pattern", "linear_attention_freq")
 
-_NUMBER = re.compile(
-    r"(?<![\w-])(?<!max )(?<!maximum )(?:"
-    + "|".join(
-        f"(?P<{name}>{'|'.join(words.replace(' ', '[_ -]') for words in names)})" for name, names in NUMBERS.items()
-    )
-    + r")[\"']?(?:\s+\.{3,}|\s*[:=])\s*(?P<value>-?\d+(?:,\d{3})*)(?![\w.]*\d)"
-)
+_NAMED = (f"(?P<{name}>{'|'.join(keys).replace(' ', '[_ -]')})" for name, keys in NUMBERS.items())
+_NUMBER = re.compile(_TABLE["number"].replace("NAMES", "|".join(_NAMED)))
 _NUMBER_LINES = [(text, re.compile(pattern), names.split()) for text, pattern, names in _TABLE["number_lines"]]
 _TEXT_LINES = [
     (text, re.compile(pattern.replace("DTYPE", _DTYPE)), *others) for text, pattern, *others in _TABLE["text_lines"]
