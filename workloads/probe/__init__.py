@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 from workloads.api.contract import HostBusy, Measurement, Rank, Workload
-from workloads.api.notices import notify
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ class Probe(Workload):
 
     def run(self, parameters: ProbeParameters, rank: Rank) -> Measurement:
         start = time.perf_counter()
-        notify(f"probe {parameters}")
         node_behaviour = os.environ.get("SWEEPER_PROBE", "")
         time.sleep(parameters.sleep_s * (2 if node_behaviour == "slow" else 1))
         if node_behaviour == "fails":
