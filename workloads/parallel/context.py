@@ -168,7 +168,7 @@ ATTEND_OVER_RANKS = torch.ops.gpu_sweeper.attend_over_ranks.default
 
 
 def _gathered_forward(kernel: Kernel, group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor) -> Attended:
-    local = torch.cat([k, v], dim=1).contiguous()
+    local = torch.cat([k, v], dim=1)
     gathered = local.new_empty((dist.get_world_size(group), *local.shape))
     dist.all_gather_into_tensor(gathered.flatten(0, 1), local, group=group)
     fronts, backs = zip(*(rank_tokens.chunk(2, dim=2) for rank_tokens in gathered), strict=True)
