@@ -139,16 +139,18 @@ class BlockMath:
 
     def _compute_attention(self, weights: NamedTensors, activations: Activations, rope: Tensor, past_kv: Past) -> None:
         if "q" not in activations:
-            qkv = self._multiply_qkv(weights, activations["x"], rope)
-            head_norms = (weights[name] for name in HEAD_NORMS if name in weights)
-            activations["q"], activations["kv"] = self._rotate(qkv, rope, *head_norms)
-            if self.shape.qk_norm:  # read by the backward pass of the norms
-                activations["qkv"] = qkv
+            activations |= self._project_qkv(weights, activations["x"], rope)
         if "attn_out" not in activations:
             past = split_kv(past_kv) if past_kv is not None else None
             q, k, v = split_heads(activations["q"], activations["kv"])
             out, activations["lse"] = attend(self.kernel, q, k, v, past)
             activations["attn_out"] = out.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _project_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Activations:
+        """Return q and kv and, if heads are normalized, the tensor that the norms' backward pass reads."""
+        qkv = self._multiply_qkv(weights, x, rope)
+        q, kv = self._rotate(qkv, rope, *(weights[name] for name in HEAD_NORMS if name in weights))
+        return {"q": q, "kv": kv} | ({"qkv": qkv} if self.shape.qk_norm else {})
 
     def _multiply_qkv(self, weights: NamedTensors, x: Tensor, rope: Tensor) -> Tensor:
         normed = self.norm(x, weights["attention_norm.weight"])

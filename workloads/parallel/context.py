@@ -168,11 +168,7 @@ ATTEND_OVER_RANKS = torch.ops.gpu_sweeper.attend_over_ranks.default
 
 
 def _gathered_forward(kernel: Kernel, group: dist.ProcessGroup, q: Tensor, k: Tensor, v: Tensor) -> Attended:
-    local = torch.cat([k, v], dim=1)
-    gathered = local.new_empty((dist.get_world_size(group), *local.shape))
-    dist.all_gather_into_tensor(gathered.flatten(0, 1), local, group=group)
-    fronts, backs = zip(*(rank_tokens.chunk(2, dim=2) for rank_tokens in gathered), strict=True)
-    keys_values = torch.cat([*fronts, *reversed(backs)], dim=2)  # all tokens of the sequence in order
+    keys_values = _all_gather_sequence(torch.cat([k, v], dim=1), group)
     parts = _split(q, keys_values, group)
     outs, lses = zip(*(attend(kernel, part.q, part.k, part.v, part.earlier) for part in parts), strict=True)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2), keys_values
@@ -223,6 +219,14 @@ def _split(q: Tensor, keys_values: Tensor, group: dist.ProcessGroup) -> Iterator
         positions = slice(index * size, (index + 1) * size)
         earlier = (k[:, :, : positions.start], v[:, :, : positions.start]) if index else None
         yield _Part(q_part, k[:, :, positions], v[:, :, positions], earlier, positions)
+
+
+def _all_gather_sequence(local: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return all tokens of the sequence in order, from each rank's tokens [batch, heads, length, head_size]."""
+    gathered = local.new_empty((dist.get_world_size(group), *local.shape))
+    dist.all_gather_into_tensor(gathered.flatten(0, 1), local.contiguous(), group=group)
+    fronts, backs = zip(*(rank_tokens.chunk(2, dim=2) for rank_tokens in gathered), strict=True)
+    return torch.cat([*fronts, *reversed(backs)], dim=2)
 
 
 def _reduce_scatter_sequence(full: Tensor, group: dist.ProcessGroup) -> Tensor:
