@@ -35,19 +35,29 @@ def round_to_band(value: float, error_share: float, apart_from: float = math.nan
     two digits, and more if the result must differ from `apart_from`."""
     if not value or not math.isfinite(value):
         return format_number(value)
-    place = math.floor(math.log10(abs(value) * min(max(error_share, 1e-4), 0.1)) + 1e-9)
-    decimals = decimals_apart(value, apart_from, -place)
-    rounded = round(value, decimals) + 0.0
-    return f"{rounded:,.{max(0, decimals)}f}"
+    return _round(value, decimals_apart(value, apart_from, _decimals(value, error_share)))
+
+
+def _decimals(value: float, error_share: float) -> int:
+    return -math.floor(math.log10(abs(value) * min(max(error_share, 1e-4), 0.1)) + 1e-9)
+
+
+def _round(value: float, decimals: int) -> str:
+    return f"{round(value, decimals) + 0.0:,.{max(0, decimals)}f}"
 
 
 def show_range(value: float, ends: BandEnds, limit: float | None = None, *, is_rate: bool = False) -> str:
-    """Format a rate, or a quantity proportional to time, with the range of its error band, as in `6.4 (4 to 16)`. All
-    three are on the same side of a `limit` as without rounding."""
+    """Format a rate, or a quantity proportional to time, with the range of its error band, as in `6.4 (4.1 to 15.9)`.
+
+    All three have the digits of the narrower side, and are on the same side of a `limit` as without rounding.
+    """
+    if not value or not math.isfinite(value):
+        return format_number(value)
     low, high = 1 - ends.below, 1 + ends.above
-    factors = (1, low, high) if is_rate else (1, 1 / high, 1 / low)
-    expected, least, most = (round_to_band(value * factor, ends.half_width, limit or math.nan) for factor in factors)
-    return f"{expected} ({least} to {most})"
+    exact = [value * factor for factor in ((1, low, high) if is_rate else (1, 1 / high, 1 / low))]
+    least = _decimals(min(exact), min(ends))
+    decimals = max(decimals_apart(one, limit or math.nan, least) for one in exact)
+    return "{} ({} to {})".format(*(_round(one, decimals) for one in exact))
 
 
 def decimals_apart(first: float, second: float, least: int) -> int:

@@ -122,6 +122,8 @@ def test_a_narrow_terminal_shows_what_the_question_is_about() -> None:
 def test_the_ranges_are_those_of_the_band_of_rates() -> None:
     ends = BandEnds(0.5, 0.3)
     assert (show_range(100.0, ends, is_rate=True), show_range(100.0, ends)) == ("100 (50 to 130)", "100 (77 to 200)")
+    narrow = show_range(136_000.0, BandEnds(0.1, 0.06), is_rate=True)
+    assert narrow == "136,000 (122,000 to 144,000)"  # with the digits of each: 140,000 (122,000 to 140,000)
 
 
 @pytest.mark.parametrize("days", [30.04, 29.96, 146.2, 147.4])
