@@ -30,16 +30,16 @@ def round_to_interval(value: float, half_width: float) -> float:
     return round(value, 1 - math.floor(math.log10(half_width)))
 
 
-def round_to_band(value: float, error_share: float, apart_from: float = math.nan) -> str:
-    """Round a value to the first digit of the error: within 8%, 1,152 becomes 1,150, and 57.5 becomes 58. Keep at least
-    two digits, and more if the result must differ from `apart_from`."""
+def round_to_band(value: float, half_width: float, apart_from: float = math.nan) -> str:
+    """Round a value to the first digit of its error band's half width, a share of the value: within 8%, 1,152 becomes
+    1,150, and 57.5 becomes 58. Keep at least two digits, and more if the result must differ from `apart_from`."""
     if not value or not math.isfinite(value):
         return format_number(value)
-    return _round(value, decimals_apart(value, apart_from, _decimals(value, error_share)))
+    return _round(value, decimals_apart(value, apart_from, _decimals(value, half_width)))
 
 
-def _decimals(value: float, error_share: float) -> int:
-    return -math.floor(math.log10(abs(value) * min(max(error_share, 1e-4), 0.1)) + 1e-9)
+def _decimals(value: float, share: float) -> int:
+    return -math.floor(math.log10(abs(value) * min(max(share, 1e-4), 0.1)) + 1e-9)
 
 
 def _round(value: float, decimals: int) -> str:
@@ -73,6 +73,11 @@ def format_interval(low: float, high: float) -> str:
 def find_numeric(rows: Iterable[Sequence[str]]) -> list[bool]:
     """Return for each column of a table whether it is right-aligned: all cells are numbers, dashes or empty."""
     return [all(map(_CELL.fullmatch, column)) for column in zip(*rows, strict=True)]
+
+
+def describe_use(use: float, process: str, cores: int) -> str:
+    """Describe how many cores other processes use, and the busiest process, as `CoreWatch.find_use` returns them."""
+    return f"other processes use {use:.1f} of {count(cores, 'core')}{process and f', most of it {process}'}"
 
 
 def format_percent(share: float) -> str:

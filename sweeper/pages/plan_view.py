@@ -128,7 +128,6 @@ def show_plan(plan: SweepPlan) -> bool:
 
 def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console) -> None:
     ends, meaning = plan.find_band()
-    error_share = ends.half_width
     if not plan.target.is_gpu:
         console.print("note     estimates for a CPU give the order of points, not their speed")
     else:
@@ -139,12 +138,12 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
         console.print(f"rates    {plan.calibration.describe()}", soft_wrap=True)
     if estimates.correction:
         console.print(f"measured {estimates.correction.describe()}", soft_wrap=True)
-    _show_candidates(estimates, plan.resolved.workload.work, error_share, console)
+    _show_candidates(estimates, plan.resolved.workload.work, ends.half_width, console)
     if nodes := plan.resolved.projection_nodes:
         best, project = estimates.valid[0].point, cost_model.project
         per_node = plan.target.devices_per_node(plan.resources.gpus)
         if projection := project(plan.resolved, plan.space, estimates, best, nodes, per_node):
-            _show_projection(projection, plan.config, error_share, console)
+            _show_projection(projection, plan.config, ends.half_width, console)
     # Points that the same rule excludes may share a row, which then gives their number.
     rows = [
         {**candidate.point, "description": candidate.estimate.description, **candidate.estimate.metrics}
@@ -157,7 +156,7 @@ def _show_estimates(plan: SweepPlan, estimates: CostEstimates, console: Console)
     console.print(f"all points, with the reasons: {path}", soft_wrap=True)
 
 
-def _show_candidates(estimates: CostEstimates, work: Sequence[str], error_share: float, console: Console) -> None:
+def _show_candidates(estimates: CostEstimates, work: Sequence[str], half_width: float, console: Console) -> None:
     headings = {estimates.objective: f"estimated {estimates.objective}", "memory_gib": "GiB"}
     headings |= {"peak_host_gib": "host GiB", "trial_s": "s a trial"}
     shown = [name for name in headings if any(name in candidate.estimate.metrics for candidate in estimates.valid)]
@@ -165,7 +164,7 @@ def _show_candidates(estimates: CostEstimates, work: Sequence[str], error_share:
     for place, candidate in enumerate(estimates.valid[:SHOWN_CANDIDATES], start=1):
         metrics = {name: candidate.estimate.metrics.get(name, math.nan) for name in shown}
         values = [
-            "" if math.isnan(value) else f"{value:.0f}" if name.endswith("_gib") else round_to_band(value, error_share)
+            "" if math.isnan(value) else f"{value:.0f}" if name.endswith("_gib") else round_to_band(value, half_width)
             for name, value in metrics.items()
         ]
         differs = f"{100 * (metrics[shown[0]] / estimates.valid[0].estimate.metrics[shown[0]] - 1):+.1f}"
@@ -188,7 +187,7 @@ def _show_candidates(estimates: CostEstimates, work: Sequence[str], error_share:
         console.print(draw(["points", "violated rule", "example"], rows, 3, console.width))
 
 
-def _show_projection(projection: Projection, config: Config, error_share: float, console: Console) -> None:
+def _show_projection(projection: Projection, config: Config, half_width: float, console: Console) -> None:
     price, objective = config.price_per_hour, config.workload.objective  # the price is for one device
     (fewest, base), *_ = projection.by_devices.items()
     rows = []
@@ -196,7 +195,7 @@ def _show_projection(projection: Projection, config: Config, error_share: float,
         linear = [base / fewest * devices * band for band in LINEAR_BANDS]
         totals = [value * SECONDS_PER_DAY / 1e9, *([devices * price / value / SECONDS_PER_HOUR * 1e6] if price else [])]
         row = [f"{devices / projection.gpus_per_node:g}", str(devices), f"{projection.batches[devices]:,}"]
-        estimates = [round_to_band(number, error_share) for number in (value, value / devices, *linear, *totals)]
+        estimates = [round_to_band(number, half_width) for number in (value, value / devices, *linear, *totals)]
         rows.append([*row, *estimates[:2], f"{value / (base / fewest * devices):.0%}", *estimates[2:]])
     unit = objective.removesuffix("_per_s")
     heading = ["nodes", "devices", "sequences a step", objective, "per device", "of linear"]

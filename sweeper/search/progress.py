@@ -1,5 +1,6 @@
 """Track a sweep's progress: the trials' outcomes, the best trial so far, and the remaining budget."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -169,6 +170,13 @@ class SweepProgress:
         """Return the limits that have been reached, by name."""
         needed = self._needed(0.0)
         return {name: limit for name, limit in self._limits().items() if needed[name] >= limit}
+
+    def describe_exhausted(self) -> str:
+        """Describe the limits that have been reached, and how much of each is used."""
+        limits, used = self.exhausted_limits(), self.used()
+        notes = {"trials": " with a larger budget"} if used["trials"] > limits.get("trials", math.inf) else {}
+        spent = {name: f"{format_number(used[name])} used{notes.get(name, '')}" for name in limits}
+        return " and ".join(f"budget.{name}={limit:g} ({spent[name]})" for name, limit in limits.items())
 
     def _limits(self) -> dict[str, int | float]:
         limits = {name: getattr(self._budget, name) for name in LIMITS}

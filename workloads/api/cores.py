@@ -32,10 +32,6 @@ class CoreWatch:
         return least, max(processes, key=lambda name: processes[name] - first.get(name, 0.0), default="")
 
 
-def describe_use(use: float, process: str, cores: int) -> str:
-    return f"other processes use {use:.1f} of {cores} cores{process and f', most of it {process}'}"
-
-
 def _read(proc: Path = Path("/proc")) -> tuple[float, float, dict[str, float]]:
     """Return the time, other processes' CPU seconds on this process's cores, and the CPU seconds of each process."""
     allowed, ticks, processes = {f"cpu{number}" for number in os.sched_getaffinity(0)}, 0, {}

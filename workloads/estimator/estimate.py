@@ -166,8 +166,8 @@ class Band:
         if (pair := f"{trainer}@{device}") not in self.errors:
             return ""
         runs, error = self.errors[pair].split(":")
-        on = f"on {device}, on at most {self.known.pairs[pair]} GPUs"
-        return f"; {runs} runs of {trainer} {on}, have a mean error of {error}%"
+        counted = f"measured runs: {runs}, most GPUs: {self.known.pairs[pair]}"
+        return f"; the mean error of {trainer} on {device} is {error}% ({counted})"
 
 
 @cache

@@ -13,7 +13,8 @@ baseline, if given. All comparisons together fail about 1% of healthy clusters, 
 Writes accept.json, an HTML page, Markdown and JUnit XML to DIR/acceptance/HARDWARE-DATE, and logs these files as a run
 in the MLflow experiment acceptance. `verify` checks that an accept.json is unchanged; `compare` prints the results that
 are slower than in an earlier run. The exit code is 0 if everything passes, 1 if a part fails, and 3 if a part is
-inconclusive, as any part that another process uses. The command changes nothing on the machines and needs no root.
+inconclusive, such as a part that another process uses. The command changes nothing on the machines and does not need
+root.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from sweeper.cli.multirun import SweepQueue, run_queues
 from sweeper.commands.calibrate import rates
 from sweeper.commands.calibrate.rates import Cells, Row, measured_topology
 from sweeper.commands.calibrate.sweeps import gpus_per_node, plan_sweeps
+from sweeper.common.format import describe_use
 from sweeper.config.catalogue import catalogue
 from sweeper.config.hardware import Target
 from sweeper.execution import ray_environment
@@ -40,7 +41,7 @@ from sweeper.preflight.calibration import (
     write_yaml,
 )
 from sweeper.preflight.clusters import build_device, default_topology
-from workloads.api.cores import CoreWatch, describe_use
+from workloads.api.cores import CoreWatch
 from workloads.api.errors import UserInputError
 from workloads.hardware.cluster import Cluster, Device
 

@@ -15,10 +15,18 @@ from sweeper.preflight.calibration import Calibration, Figure
 from workloads.api.recipes import RECIPES
 from workloads.estimator import operations
 from workloads.estimator.communication import LINK_SHARE, NETWORK_SHARE, Group, bandwidth_gb_s
-from workloads.estimator.placed_job import COPY_SHARE
-from workloads.hardware.cluster import AttentionRates, Cluster, Device, Topology, Wiring, measured_tflops
+from workloads.estimator.placed_job import COPY_SHARE, PlacedJob
+from workloads.hardware.cluster import (
+    UNKNOWN_CLUSTER,
+    AttentionRates,
+    Cluster,
+    Device,
+    Topology,
+    Wiring,
+    measured_tflops,
+)
 from workloads.hardware.precisions import sustained_flops
-from workloads.layouts.layout import AttentionKernel
+from workloads.layouts.layout import AttentionKernel, Job, Layout
 from workloads.models.model import MODELS
 from workloads.tables import read_toml
 
@@ -62,20 +70,18 @@ def grouped_tflops(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def assumed_grouped_tflops(device: Device, dtype: str, products: Figure, rows: Iterable[Row]) -> float:
-    """Return the median rate that plans assume for the grouped GEMMs of these trials if only GEMMs are measured.
-
-    In fp8, this includes the time of reads and writes that plans add (`operations.product_s`).
-    """
+    """Return the median rate that plans assume for the grouped GEMMs of these trials if only GEMMs are measured."""
+    cluster = replace(UNKNOWN_CLUSTER, device=replace(device, sustained_tflops={dtype: products.value}))
     rates = []
     for row in rows:
         if RECIPES[row["param.dtype"]].matrix_dtype == dtype:
-            model, tokens = MODELS[row["param.model"]], float(row["rows"])
+            model, held = MODELS[row["param.model"]], float(row["experts_held"])
             hidden, width = model.hidden_size, model.expert_intermediate_size
             n, k = (2 * width, hidden) if row["param.layer"] == "gate_up" else (hidden, width)
-            traffic_s = (tokens * k + float(row["experts_held"]) * n * k + 2 * tokens * n) / (device.memory_gb_s * 1e9)
-            exposed_s = operations.GROUPED_EXPOSED * traffic_s if dtype == "fp8" else 0.0
-            tflop = 2 * tokens * n * k / 1e12
-            rates.append(tflop / (tflop / (operations.GROUPED_SHARE * products.value) + exposed_s))
+            product = operations.Product("", float(row["rows"]) / held, n, k, held, grouped=True)
+            placed = PlacedJob(Job(model, Layout(), 1, precision=row["param.dtype"]), cluster)
+            seconds = operations.product_s(placed, product, dtype) - 2 * operations.PRODUCT_OVERHEAD_S
+            rates.append(product.flops / seconds / 1e12)
     return statistics.median(rates)
 
 

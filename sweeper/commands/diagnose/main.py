@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,17 +37,23 @@ from workloads.estimator.estimate import find_band
 from workloads.formats.logs import LONGEST_LINE, Step, find_source
 from workloads.formats.rate_lines import CommonLogReader
 from workloads.layouts.layout import write_words
+from workloads.tables import read_toml
 
+TIME = "step_time_s"
 # Rates that replace missing times: steps do equal work, so the inverse of a rate changes as the time does.
-TIME, RATES = "step_time_s", {"tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s per GPU"}
-RATES |= {"samples_per_s": "samples/s", "tflops_per_gpu": "TFLOP/s per GPU"}
+RATES = {
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "samples_per_s": "samples/s",
+    "tflops_per_gpu": "TFLOP/s per GPU",
+}
 COARSE = 0.2  # timestamps that give a step's time with a larger relative error are not used if there is a rate
 KEPT_LINES = 100  # number of lines before a step that are searched for the cause of a pause
 WORTH_OF_RANK = 0.04  # the smallest slowdown, by its 95% interval, of one rank or host during a run
 EARLY = 0.9  # a rank or host that ends before this share of the steps has ended early
 PARTS, Z_RESTART = 10, 5.0  # parts of a start whose means are compared, and the limit of the comparison
 GROWTH = 0.02  # memory growth of more than this fraction explains a drift in step time
-TEXTS: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("findings.toml").read_text())
+TEXTS: dict[str, dict[str, str]] = read_toml(__file__, "findings.toml")
 PAUSES = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in TEXTS["pause"].items()}
 
 
@@ -73,6 +78,7 @@ class Source:
     """The steps of one rank or host, or of a log without rank or host prefixes."""
 
     name: str
+    path: Path
     reader: CommonLogReader = field(default_factory=CommonLogReader)
     steps: list[Step] = field(default_factory=list)
     before: list[list[str]] = field(default_factory=list)  # the lines from all sources before each step
@@ -82,7 +88,7 @@ class Source:
     def feed(self, line: str, number: int, recent: Sequence[tuple[int, str]]) -> bool:
         """Read a line; return whether it ends a step. `recent` holds the number and text of earlier non-step lines."""
         step = self.reader.feed(line)
-        if step and any(0 < step.metrics.get(name, 0) < math.inf for name in (TIME, *RATES)):
+        if step and any(_is_usable(step, name) for name in (TIME, *RATES)):
             self.steps.append(step)
             self.before.append([text for at, text in recent if at > self.last])
         self.last = number if step else self.last
@@ -90,17 +96,17 @@ class Source:
 
     def compute_times(self, measure: str) -> Source:
         """Return the source with only the steps that print `measure`. A rate's inverse becomes the time."""
-        kept = [n for n, step in enumerate(self.steps) if 0 < step.metrics.get(measure, 0) < math.inf]
-        times_s = {n: self.steps[n].metrics[measure] ** (1 if measure == TIME else -1) for n in kept}
-        steps = [replace(self.steps[n], metrics={**self.steps[n].metrics, TIME: times_s[n]}) for n in kept]
-        return replace(self, steps=steps, before=[self.before[n] for n in kept], measure=measure)
+        pairs = [pair for pair in zip(self.steps, self.before, strict=True) if _is_usable(pair[0], measure)]
+        power = 1 if measure == TIME else -1
+        steps = [replace(step, metrics={**step.metrics, TIME: step.metrics[measure] ** power}) for step, _ in pairs]
+        return replace(self, steps=steps, before=[lines for _, lines in pairs], measure=measure)
 
     def select(self) -> Source:
         """Return the source with only the steps after the warm-up, from the process start that ran the most steps."""
         starts = [step.start for step in self.steps]
         longest = max(dict.fromkeys(starts), key=starts.count)
         kept = [number for number, start in enumerate(starts) if start == longest]
-        times_s = tuple(self.steps[number].metrics["step_time_s"] for number in kept)
+        times_s = tuple(self.steps[number].metrics[TIME] for number in kept)
         kept = kept[len(kept) - len(drop_warmup(times_s)) :]
         return replace(self, steps=[self.steps[n] for n in kept], before=[self.before[n] for n in kept])
 
@@ -112,7 +118,11 @@ class Source:
 
     @property
     def times_s(self) -> dict[int, float]:
-        return {step.number: step.metrics["step_time_s"] for step in self.steps}
+        return {step.number: step.metrics[TIME] for step in self.steps}
+
+
+def _is_usable(step: Step, metric: str) -> bool:
+    return 0 < step.metrics.get(metric, 0) < math.inf
 
 
 def diagnose(request: DiagnoseRequest) -> int:
@@ -131,8 +141,7 @@ def diagnose(request: DiagnoseRequest) -> int:
     steps = f"{count(len(first.steps), 'step')}{program} after the warm-up{of_start}"
     speed = f"{format_number(1 / usual_s)} {RATES[first.measure]}" if first.measure in RATES else ""
     print(f"{', '.join(request.logs)}: {steps}{several}, {speed or f'{format_number(usual_s)} s each'}")
-    names = {source.name.partition(" ")[0] for source in sources}
-    if len(request.logs) > 1 and (without := [log for log in request.logs if Path(log).name not in names]):
+    if without := [log for log in request.logs if Path(log) not in {source.path for source in sources}]:
         print(f"  without a step's time or rate: {name_some(without)}")
     if not missing:
         planned, is_slower = compare_with_plan(request, usual_s, first.measure)
@@ -162,13 +171,14 @@ def read_sources(paths: Sequence[Path], *, labelled: bool = True) -> list[Source
     """Return a source for each rank, host or log. Raises UserInputError for files that are not logs with step times."""
     sources: dict[str, Source] = {}
     labels: list[tuple[str, int]] = []  # of each step, with the step's number
+    is_unique = len({path.name for path in paths}) == len(paths)
     for path in paths:
         recent = deque[tuple[int, str]](maxlen=KEPT_LINES)
         with path.open(errors="replace") as lines:
             for number, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE), ""), start=1):
                 label = find_source(line) if labelled else ""
-                name = f"{path.name} {label}".strip() if len(paths) > 1 else label
-                source = sources.setdefault(name, Source(name))
+                name = f"{path.name if is_unique else path} {label}".strip() if len(paths) > 1 else label
+                source = sources.setdefault(name, Source(name, path))
                 if not source.feed(line, number, recent):
                     recent.append((number, line))
                 elif source.steps:
@@ -274,7 +284,7 @@ def describe_starts(source: Source) -> Iterator[str]:
     """Yield a line if the last start is slower than the longest."""
     starts = [step.start for step in source.steps]
     longest, last = max(dict.fromkeys(starts), key=starts.count), starts[-1]
-    times_s = [[step.metrics["step_time_s"] for step in source.steps if step.start == n] for n in (longest, last)]
+    times_s = [[step.metrics[TIME] for step in source.steps if step.start == n] for n in (longest, last)]
     if last <= longest or len(times_s[1]) < FEWEST:
         return
     # Block means show how much the times of each start differ by themselves.

@@ -1,18 +1,17 @@
 """Check nodes, GPUs and stores. Each problem becomes a finding with a remedy; this module prints nothing."""
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from sweeper.common.format import count
+from sweeper.common.format import describe_use
 from sweeper.config.hardware import FOREIGN_USE_GIB, Node
 from sweeper.tracking.mlflow_store import check_uri
 from workloads.api.errors import UserInputError
+from workloads.tables import read_toml
 
 # With any of these arguments on the kernel command line, GPUs access memory without address translation.
 UNTRANSLATED = {"iommu=pt", "iommu.passthrough=1", "iommu=off", "amd_iommu=off", "intel_iommu=off"}
@@ -22,9 +21,9 @@ WORSENING = ("used_gib", "processes", "links_down", "uncorrected_errors", "retir
 # Other processes that use a larger share of a node's cores disturb it. A load average would count ended processes.
 BUSY_SHARE, BUSY_SHARE_OF_CPU = 0.9, 0.4  # for nodes with GPUs, and for nodes without
 INVENTORY = "the GPU inventory"
-CHECKS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text())  # by kind
+CHECKS = read_toml(__file__, "checks.toml")  # by kind
 COUNTERS: dict[str, list[str]] = CHECKS["counters"]  # a description and a remedy, by counter
-REMEDIES = tomllib.loads(Path(__file__).with_name("remedies.toml").read_text())  # by GPU vendor, and for nodes
+REMEDIES = read_toml(__file__, "remedies.toml")  # by GPU vendor, and for nodes
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ def check_load(node: str, state: Mapping[str, Any]) -> Iterator[Finding]:
     """Check that no other processes hold the cores that measurements on a CPU, or the programs of GPUs, need."""
     limit = BUSY_SHARE if state["gpus"] else BUSY_SHARE_OF_CPU
     if (use := state.get("use", 0.0)) > limit * state["cpus"]:
-        busiest = f", most of it {state['busiest']}" if state.get("busiest") else ""
-        problem = f"other processes use {use:.1f} of its {count(state['cpus'], 'core')}{busiest}"
+        problem = describe_use(use, state.get("busiest", ""), state["cpus"])
         yield Finding(node, problem, "end them, or wait for them; top lists all", affects_results=False, by_others=True)
     if (niceness := state.get("niceness", 0)) > 0:
         problem = f"Ray's workers run at niceness {niceness}, so other processes take their cores"
@@ -157,10 +155,11 @@ def check_gpu(location: str, gpu: Mapping[str, Any]) -> Iterator[Finding]:
 def _check_values(
     kind: str, location: str, values: Mapping[str, Any], remedies: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Yield a finding for each row of checks.toml whose value is out of its bounds."""
+    """Yield a finding for each row of checks.toml whose value is out of its bounds, if both were read."""
     for row in CHECKS[kind]:
-        value, bound = values.get(row["value"], row.get("missing", 0)), row.get("least", -math.inf)
-        if value < (values.get(bound, 0) if isinstance(bound, str) else bound) or value > row.get("most", math.inf):
+        least, most = row.get("least", -math.inf), row.get("most", math.inf)
+        value, least = values.get(row["value"]), values.get(least) if isinstance(least, str) else least
+        if value is not None and least is not None and not least <= value <= most:
             remedy = remedies.get(row["remedy"], row["remedy"]).format(**values)
             yield Finding(location, row["problem"].format(**values), remedy, row["affects_results"])
 

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sweeper.commands.plan.request import TOKENS_PER_STEP, PlanRequest, Problem, build_problem
 from sweeper.common.clock import SECONDS_PER_DAY
 from sweeper.common.format import show_range
 from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
-from workloads.estimator.estimate import JobEstimate, StageMemory, find_band
+from workloads.estimator.estimate import Band, JobEstimate, StageMemory, find_band
 from workloads.estimator.questions import Reliability, TrainingRun, alternatives, training_run
 from workloads.estimator.search import Candidate, Search, SearchResult, bound_gib, estimate_layout, find_layouts
 from workloads.formats.files import find_obstacle
@@ -42,14 +43,10 @@ class Answer:
     def best(self) -> Candidate:
         return self.result.best[0]
 
-    @property
-    def ends(self) -> BandEnds:
+    @cached_property
+    def band(self) -> Band:
         """The error band of rates."""
-        return find_band(self.problem.job, self.problem.cluster).ends
-
-    @property
-    def error_share(self) -> float:
-        return self.ends.half_width
+        return find_band(self.problem.job, self.problem.cluster)
 
 
 Report = Callable[[str], None]  # takes a line about a search that takes seconds
@@ -114,8 +111,8 @@ def plan_training(request: PlanRequest, estimate: JobEstimate, ends: BandEnds) -
         number = f"{estimate.gpus:,} GPUs" + ", the cheapest number found," * is_cheapest
         raise UserInputError(
             f"max_cost={request.max_cost:g}: train_tokens={tokens:g} on {number} cost {cost} at "
-            f"price_per_hour={price:g}{assumed}; it pays for about train_tokens={most:.2g}, and "
-            f"{fewer}others (hardware=a,b) may cost less"
+            f"price_per_hour={price:g}{assumed}; max_cost pays for about "
+            f"train_tokens={most:.2g}, and {fewer}others (hardware=a,b) may cost less"
         )
     return training
 

@@ -1,9 +1,7 @@
 """Build an HTML page of a plan: the text, and charts of the step, the memory, the pipeline and scaling."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import plotly.graph_objects as go
 
@@ -19,26 +17,27 @@ from workloads.estimator.pipeline import build_timeline
 from workloads.estimator.search import Candidate, bound_gib
 from workloads.estimator.step import rank_seconds
 from workloads.layouts.layout import describe
+from workloads.tables import read_toml
 
 MAX_BARS = 4
 DRAWN_MICROBATCHES = 2  # in multiples of the pipeline degree; later micro-batches repeat the pattern
-COLORS_OF: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("colors.toml").read_text())
+COLORS_OF: Mapping[str, Mapping[str, str]] = read_toml(__file__, "colors.toml")
 CHUNK_SHADES = 5  # number of shades for the stages of a rank
 Bars = Mapping[str, Mapping[str, float]]  # each bar's description, and the bar's parts by name
 
 
 def build_page(answer: Answer, scaling: Mapping[int, Candidate]) -> str:
     """Return a plan as HTML. `scaling` maps each number of GPUs to the fastest layout."""
-    cluster, error_share = answer.problem.cluster, answer.error_share
+    cluster, ends = answer.problem.cluster, answer.band.ends
     sections: list[Chart | Table] = [
-        draw_bars("Where the time goes", list_steps(answer), COLORS_OF["step"], "s", error_share),
+        draw_bars("Where the time goes", list_steps(answer), COLORS_OF["step"], "s", ends.half_width),
         _draw_memory(answer),
     ]
     if answer.best.layout.pp > 1:
         sections.append(draw_pipeline(answer))
     if len(scaling) > 1:
         rates = {gpus: candidate.estimate.tokens_per_s_per_gpu for gpus, candidate in scaling.items()}
-        sections += [Chart("Scaling", [draw_scaling(rates, answer.ends)]), _tabulate_scaling(scaling, error_share)]
+        sections += [Chart("Scaling", [draw_scaling(rates, ends)]), _tabulate_scaling(scaling, ends)]
     if answer.faster is not None:
         sections.append(Table("The given layout and the fastest", *differences_table(answer)))
     sections.append(Table("The fastest layouts", *layouts_table(answer)))
@@ -56,7 +55,7 @@ def list_steps(answer: Answer) -> Bars:
     bars = {}
     for candidate in list(by_division.values())[:MAX_BARS]:
         step = candidate.estimate.step
-        bars[f"{show_range(step.total_s, answer.ends)} s: {describe(candidate.layout)}"] = vars(step)
+        bars[f"{show_range(step.total_s, answer.band.ends)} s: {describe(candidate.layout)}"] = vars(step)
     return bars
 
 
@@ -69,19 +68,19 @@ def _draw_memory(answer: Answer) -> Chart:
         needed_gib = bound_gib(stages[rank], problem.job, problem.cluster)
         text = f"{name} pipeline rank ({rank}): up to {needed_gib:.0f} of {most_gib:.0f} GiB usable"
         bars[text] = memory_parts(stages[rank], problem)
-    error_share = find_band(problem.job, problem.cluster, "memory").ends.above
-    chart = draw_bars("Where the memory goes", bars, COLORS_OF["memory"], "GiB", error_share)
+    above = find_band(problem.job, problem.cluster, "memory").ends.above
+    chart = draw_bars("Where the memory goes", bars, COLORS_OF["memory"], "GiB", above)
     chart.figures[0].add_vline(x=most_gib, line={"color": GRAY, "width": 2})
     return chart
 
 
-def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, error_share: float) -> Chart:
-    """Return a chart of stacked bars, described in the note. `error_share` determines the number of digits shown."""
+def draw_bars(title: str, bars: Bars, colors: Mapping[str, str], unit: str, half_width: float) -> Chart:
+    """Return a chart of stacked bars, described in the note. The band's `half_width` determines the digits."""
     figure, places = go.Figure(), [str(place) for place in range(1, len(bars) + 1)]
     for name, color in colors.items():
         values = [parts.get(name, 0.0) for parts in bars.values()]
         if any(values):
-            texts = [f"{name}: {round_to_band(value, error_share)} {unit}" for value in values]
+            texts = [f"{name}: {round_to_band(value, half_width)} {unit}" for value in values]
             labels = {"name": name, "hovertext": texts, "hoverinfo": "text"}
             figure.add_bar(x=values, y=places, orientation="h", marker_color=color, **labels)
     height_px = 140 + 50 * len(bars) + 20 * len(figure.data)  # the legend has one column on a phone
@@ -119,12 +118,12 @@ def draw_pipeline(answer: Answer) -> Chart:
     return Chart("The pipeline", [figure], note)
 
 
-def _tabulate_scaling(scaling: Mapping[int, Candidate], error_share: float) -> Table:
+def _tabulate_scaling(scaling: Mapping[int, Candidate], ends: BandEnds) -> Table:
     rows = []
     for gpus, candidate in scaling.items():
         estimate = candidate.estimate
         values = (estimate.step.total_s, estimate.tokens_per_s_per_gpu, tokens_of_a_day(estimate) / 1e9)
-        rounded = [round_to_band(value, error_share) for value in values]
+        rounded = [round_to_band(value, ends.half_width) for value in values]
         rows.append([f"{gpus:,}", f"{estimate.tokens / 1e6:.3g}", *rounded, describe(candidate.layout)])
     heading = ["GPUs", "M tokens a step", "step s", "tokens/s per GPU", "B tokens a day", "fastest layout"]
     note = "The fastest layout of each number of GPUs that the model fits into, with the band of published runs."

@@ -16,7 +16,6 @@ from sweeper.common.format import count, round_to_band, show_range
 from sweeper.pages.terminal import draw, open_console
 from sweeper.preflight.clusters import list_mismatches
 from workloads.api.errors import UserInputError
-from workloads.estimator.estimate import find_band
 from workloads.estimator.operations import LAUNCHES_S, launch_ratio
 from workloads.estimator.questions import explain_slower
 from workloads.estimator.search import Candidate, bound_gib, fills_memory
@@ -83,9 +82,9 @@ def list_sections(answer: Answer) -> list[tuple[str, list[str]]]:
 
 def headline(answer: Answer) -> str:
     """Return the answer as one sentence: the rate, and the time and cost of a training run, with error ranges."""
-    estimate, training, ends = answer.best.estimate, answer.training, answer.ends
+    estimate, training, ends = answer.best.estimate, answer.training, answer.band.ends
     cluster, job = answer.problem.cluster, answer.problem.job
-    far = "Far from any measured run: " * bool(find_band(job, cluster).known.missing(job, cluster))
+    far = "Far from any measured run: " * bool(answer.band.known.missing(job, cluster))
     rate = show_range(estimate.tokens_per_s_per_gpu * estimate.gpus, ends, is_rate=True)
     most_gib, usable = bound_gib(estimate.memory, job, cluster), cluster.usable_gib
     unfit = f" if it fits: it may need {most_gib:.0f} of {usable:.0f} GiB" * (most_gib > usable)
@@ -108,7 +107,7 @@ def show_tokens(count: float) -> str:
 
 def head_lines(answer: Answer) -> list[str]:
     """Return lines about the search and the best layout."""
-    problem, result, error_share = answer.problem, answer.result, answer.error_share
+    problem, result, ends = answer.problem, answer.result, answer.band.ends
     job, cluster = problem.job, problem.cluster
     topology, device = cluster.topology, cluster.device
     tokens = job.layout.global_batch * job.sequence_length
@@ -122,9 +121,9 @@ def head_lines(answer: Answer) -> list[str]:
     active, flops = model.active_parameters, model_flops_per_token(model, job.sequence_length)
     embedded, remark = (active + model.embedding_weights) / 1e9, f"; {model.remark}" if model.remark else ""
     looked_up = "" if model.tied else f" ({embedded:.4g} B with embeddings, which are looked up)"
-    far = find_band(job, cluster).known.missing(job, cluster)
-    loads = [name for name in OF_EXPERTS if name != "expert_imbalance" or job.expert_loads == "natural"]
-    experts = write_words({name: getattr(job, name) for name in loads})
+    far = answer.band.known.missing(job, cluster)
+    shown = [name for name in OF_EXPERTS if name != "expert_imbalance" or job.expert_loads == "natural"]
+    experts = write_words({name: getattr(job, name) for name in shown})
     experts += " forced balance" * (job.expert_loads == "equal")
     lines = [
         f"answer    {headline(answer)}",
@@ -155,9 +154,9 @@ def head_lines(answer: Answer) -> list[str]:
     return [
         *lines,
         f"best      {describe(answer.best.layout)}",
-        f"{INDENT}step {show_range(step_s, answer.ends)} s, "
-        f"{round_to_band(estimate.tokens_per_s_per_gpu, error_share)} tokens/s per GPU, MFU {mfu}, "
-        f"{round_to_band(tokens_of_a_day(estimate) / 1e9, error_share)}B tokens a day",
+        f"{INDENT}step {show_range(step_s, ends)} s, "
+        f"{round_to_band(estimate.tokens_per_s_per_gpu, ends.half_width)} tokens/s per GPU, MFU {mfu}, "
+        f"{round_to_band(tokens_of_a_day(estimate) / 1e9, ends.half_width)}B tokens a day",
         f"{INDENT}memory needs up to {bound_gib(memory, job, cluster):.0f} of {cluster.usable_gib:.0f} usable GiB; the "
         f"framework reports {memory.allocated_gib:.0f} allocated, {reserved_gib:.0f} reserved, partly to spare",
     ]
@@ -172,8 +171,8 @@ def describe_reached(answer: Answer) -> str:
         more = fewest / rates[fewest] / (found / rates[found]) - 1
         others += f"; {fewest:,} GPUs are enough, but need {more:.0%} more GPU-hours"
     others += f"; gpus={answer.request.gpus:,} is the fewest that were tried" if answer.request.gpus else ""
-    middle, target = rates[found] / 1e9, wanted / 1e9 or math.nan
-    rate, slow = (round_to_band(middle * end, answer.error_share, target) for end in (1, 1 - answer.ends.below))
+    middle, target, ends = rates[found] / 1e9, wanted / 1e9 or math.nan, answer.band.ends
+    rate, slow = (round_to_band(middle * end, ends.half_width, target) for end in (1, 1 - ends.below))
     failures = ", failures included," * (answer.request.tokens_per_day is None)
     return f"{found:,} GPUs {rate}B tokens a day{failures} by the middle of the band, {slow}B at its slow end{others}"
 
@@ -214,7 +213,7 @@ def parts_table(answer: Answer) -> Rows:
         for parts in (vars(step), memory_parts(answer.best.estimate.memory, answer.problem))
     )
     left = [
-        [name, round_to_band(1e3 * seconds, answer.error_share), f"{100 * seconds / step.total_s:.0f}"]
+        [name, round_to_band(1e3 * seconds, answer.band.ends.half_width), f"{100 * seconds / step.total_s:.0f}"]
         for name, seconds in times
     ]
     right = [[name, f"{gib:.1f}"] for name, gib in sizes]
@@ -238,7 +237,7 @@ def layouts_table(answer: Answer) -> Rows:
         differing += " (cp beyond measured runs)" * _has_short_parts(answer.problem, candidate.layout)
         differing += " (may not fit)" * (most_gib > answer.problem.cluster.usable_gib)
         differing += " (fills memory)" * fills_memory(candidate.estimate.memory, answer.problem.cluster)
-        time, slower = round_to_band(step_s, answer.error_share), f"{100 * (step_s / best_s - 1):.1f}"
+        time, slower = round_to_band(step_s, answer.band.ends.half_width), f"{100 * (step_s / best_s - 1):.1f}"
         rows.append([time, slower, used, f"{most_gib:.0f}", differing])
     return ["step s", "slower %", "MFU %", "GiB at most", "layout, where they differ"], rows
 
@@ -249,7 +248,7 @@ def comparison_lines(answer: Answer) -> list[str]:
         return []
     given, fastest = answer.best.estimate.step, answer.faster.estimate.step
     slower_share = given.total_s / fastest.total_s - 1
-    band = "" if slower_share > answer.error_share else "; within the band of an estimate, so measure both"
+    band = "" if slower_share > answer.band.ends.half_width else "; within the band of an estimate, so measure both"
     return [
         f"slower    by {100 * slower_share:.0f}% than {describe(answer.faster.layout)}{band}",
         f"{INDENT}{explain_slower(given, fastest)}",
@@ -259,22 +258,21 @@ def comparison_lines(answer: Answer) -> list[str]:
 def differences_table(answer: Answer) -> Rows:
     """Return a table of step time differences between the given layout and the faster layout."""
     assert answer.faster is not None
-    given, faster = answer.best.estimate.step, answer.faster.estimate.step
+    given, faster, half_width = answer.best.estimate.step, answer.faster.estimate.step, answer.band.ends.half_width
     pairs = {name: (seconds, getattr(faster, name)) for name, seconds in vars(given).items()}
     pairs = dict(sorted(pairs.items(), key=lambda item: item[1][1] - item[1][0]))
     rows = []
     for name, pair in {**pairs, "step": (given.total_s, faster.total_s)}.items():
         if any(pair):
             difference_ms = 1e3 * pair[0] - 1e3 * pair[1]
-            times = [round_to_band(1e3 * seconds, answer.error_share) for seconds in pair]
-            rows.append([name, *times, "+" * (difference_ms > 0) + round_to_band(difference_ms, answer.error_share)])
+            times = [round_to_band(1e3 * seconds, half_width) for seconds in pair]
+            rows.append([name, *times, "+" * (difference_ms > 0) + round_to_band(difference_ms, half_width)])
     return ["ms", "given", "fastest", "difference"], rows
 
 
 def tail_lines(answer: Answer) -> list[str]:
     """Return lines about possible improvements, the complete training run, and the accuracy of the estimate."""
-    problem, estimate, training = answer.problem, answer.best.estimate, answer.training
-    band = find_band(problem.job, problem.cluster)
+    problem, estimate, training, band = answer.problem, answer.best.estimate, answer.training, answer.band
     lines = []
     for name, candidate in answer.alternatives.items():
         gain = candidate.estimate.tokens_per_s_per_gpu / estimate.tokens_per_s_per_gpu - 1

@@ -15,7 +15,7 @@ from sweeper.cli.exits import COMPLETE, INTERRUPTED, SOME_FAILED, StopRequests
 from sweeper.commands.best.files import FOLDER, build_files
 from sweeper.commands.sweep.opening import OpenedSweep
 from sweeper.common.clock import PhaseClock
-from sweeper.common.format import format_interval, format_number, format_phases
+from sweeper.common.format import format_interval, format_phases
 from sweeper.common.trials import BAD, WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import MEMORY_METRICS
 from sweeper.pages import trial_tables
@@ -183,8 +183,7 @@ def _next_commands(arguments: Sequence[str], results: Results, progress: SweepPr
     limits, used = progress.exhausted_limits(), progress.used()
     doubled = {f"budget.{name}": f"{2 * max(limit, used[name]):.3g}" for name, limit in limits.items()}
     doubled = {name: f"{float(value):.15g}" for name, value in doubled.items()}  # no exponent
-    spent = [f"budget.{name}={limit:g} ({format_number(used[name])} used)" for name, limit in limits.items()]
-    commands = {"extend_command": change({"retry": None, **doubled}), "ended_by": " and ".join(spent)}
+    commands = {"extend_command": change({"retry": None, **doubled}), "ended_by": progress.describe_exhausted()}
     if statuses := {record.status for record in (*results.records, *results.remeasured)} & set(WITHOUT_RESULT):
         # Use the narrowest value that covers all these trials, without infeasible trials if possible.
         name, has_infeasible = narrowest_retry(statuses), results.counts.get(TrialStatus.INFEASIBLE)

@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from workloads.api.cores import CoreWatch, describe_use
+from sweeper.common.format import describe_use
+from workloads.api.cores import CoreWatch
 from workloads.api.errors import UserInputError
 
 if TYPE_CHECKING:

@@ -40,6 +40,7 @@ def test_limits_of_the_budget_end_the_search_and_are_named() -> None:
     assert not progress.has_budget_for_more(in_flight=0) and progress.exhausted_limits() == {"patience": 2}
     progress.add(record(3, "no GPU"))
     assert progress.exhausted_limits() == {"trials": 4, "patience": 2}
+    assert progress.describe_exhausted() == "budget.trials=4 (4 used) and budget.patience=2 (3 used)"
 
 
 def test_no_trial_starts_that_would_end_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +93,8 @@ def test_the_limit_that_is_used_most_binds_and_patience_does_not() -> None:
     progress = SweepProgress(SCORE, budget, ended)
     assert progress.binding_limit(8) == (0.5, "gpu_hours 0.5 of 1") and progress.varying == {"y"}
     assert SweepProgress(SCORE, Budget(trials=4), ended).binding_limit(4) == (0.5, "")
+    resumed = SweepProgress(SCORE, Budget(trials=1), ended)
+    assert resumed.describe_exhausted() == "budget.trials=1 (2 used with a larger budget)"
     assert SweepProgress(SCORE, Budget(trials=None, time_s=5.0), []).binding_limit(None) == (0.0, "time_s 0 of 5")
 
 

@@ -192,7 +192,7 @@ BUSY = {"use": 7.9, "busiest": "python3 (pid 41)"}
             BUSY,
             {},
             "inconclusive",
-            "n: other processes use 7.9 of its 8 cores, most of it python3 (pid 41) (end them",
+            "n: other processes use 7.9 of 8 cores, most of it python3 (pid 41) (end them",
         ),
         ({}, BUSY | {"niceness": 15}, {}, "inconclusive", "n: other processes use 7.9"),
         ({}, {"niceness": 15}, {}, "fail", "n: Ray's workers run at niceness 15"),
@@ -239,7 +239,7 @@ def test_a_slow_cpu_is_not_judged_if_others_use_its_cores(use: float, is_busy: b
     (slow,) = judge(readings(500), "cpu", {}, {(TEST, "n GPU 0"): 900.0})
     (judged,) = add_causes([slow], {"n": state("n") | {"gpus": [], "use": use}})
     assert judged.verdict is (Verdict.INCONCLUSIVE if is_busy else Verdict.FAIL)
-    assert judged.cause.startswith("n: other processes use 4.0 of its 8 cores (" if is_busy else UNKNOWN)
+    assert judged.cause.startswith("n: other processes use 4.0 of 8 cores (" if is_busy else UNKNOWN)
 
 
 @pytest.mark.parametrize(

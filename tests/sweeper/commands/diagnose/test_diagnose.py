@@ -302,6 +302,10 @@ def test_a_log_without_steps_is_named_and_a_progress_bar_is_not_a_time(
     (other := log.with_name("rank1.log")).write_text("starting\n")
     assert diagnose(DiagnoseRequest(logs=[str(log), str(other)])) == 0
     assert f"\n  without a step's time or rate: {other}\n" in capsys.readouterr().out
+    (second := log.parent / "node 2").mkdir()
+    write_log(second / log.name, 2.0 * noise(100), ranks=1, slow_rank=1.0, saves_every=0)
+    assert diagnose(DiagnoseRequest(logs=[str(log), str(second / log.name)])) == 0
+    assert "of 2 ranks or hosts, " in (printed := capsys.readouterr().out) and "without a step" not in printed
     other.write_text("".join(f"  {n}%|█    | {n}/100 [00:{n:02}<01:00,  1.00s/it]\n" for n in range(50)))
     with pytest.raises(
         UserInputError, match=r"no line has a step's time or rate, .*; the times of a progress bar are av"

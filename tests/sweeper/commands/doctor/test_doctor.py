@@ -101,6 +101,11 @@ def test_a_problem_of_a_gpu_is_reported_and_affects_results(changes: dict[str, A
     assert problem in finding.problem and finding.affects_results
 
 
+def test_a_value_that_the_driver_does_not_report_is_not_a_problem() -> None:
+    partial = {name: value for name, value in GPU.items() if name not in ("power_limit_w", "clock_limit_mhz")}
+    assert partial["power_default_w"] and not list(check_gpu("n0 GPU 0", partial | {"pcie_width_max": 16}))
+
+
 def test_a_store_that_does_not_respond_is_reported() -> None:
     (finding,) = check_store("http://127.0.0.1:9")
     assert finding.location == "store" and "nothing responds there" in finding.problem
@@ -135,7 +140,7 @@ def test_a_process_that_runs_is_named_and_one_that_has_ended_is_not() -> None:
     after = host.NodeWatch().read_state(".")
     pids = {f"(pid {burner.pid})" for burner in burners}
     (finding,) = check_load("n0", running | {"gpus": [], "niceness": 0})
-    assert f"of its {len(cores)} core" in finding.problem and finding.by_others and not finding.affects_results
+    assert f" of {len(cores)} core" in finding.problem and finding.by_others and not finding.affects_results
     named = finding.problem.partition("most of it ")[2]
     # On a busy machine, a process of somebody else may use even more.
     assert any(pid in named for pid in pids) or Path("/proc", named.partition("pid ")[2].rstrip(")")).exists()

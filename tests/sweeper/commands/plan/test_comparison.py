@@ -90,7 +90,7 @@ def test_a_limit_that_cannot_be_met_is_refused_with_one_that_can(words: list[str
 
 
 def test_a_cost_that_is_too_low_is_refused_with_the_tokens_that_it_pays_for() -> None:
-    with pytest.raises(UserInputError, match="it pays for about train_tokens=") as refusal:
+    with pytest.raises(UserInputError, match="max_cost pays for about train_tokens=") as refusal:
         answer(read_request([*FIXED, "gpus=8", "max_cost=100"]))
     found = re.search(r"cost ([\d,]+) .* train_tokens=([\d.e+]+),", str(refusal.value))
     assert found

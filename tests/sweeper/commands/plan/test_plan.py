@@ -34,11 +34,11 @@ def test_a_plan_says_how_many_runs_of_its_trainer_and_device_are_measured(device
     theirs = [run for run in runs if run.pair == ("own", device) and run.step_s and run.family == "dense"]
     planned = answer(read_request(["model=llama3_8b", f"hardware={device}", "gpus=2", "tp=1", "pp=1", "cp=1"]))
     (band,) = (line for line in tail_lines(planned) if line.startswith("band "))
-    assert bool(theirs) == is_measured == (" runs of own on " in band)
+    assert bool(theirs) == is_measured == ("mean error of own on " in band)
     assert is_measured != any(f"of trainer=own on {device}" in line for line in head_lines(planned))
     if is_measured:
-        found = re.search(r"; (\d+) runs of own on \w+, on at most 2 GPUs, have a mean error of ([\d.]+)%", band)
-        assert found and int(found[1]) == len(theirs) and 1 < float(found[2]) < 5
+        found = re.search(r"; the mean error of own on \w+ is ([\d.]+)% \(measured runs: (\d+), most GPUs: 2\)", band)
+        assert found and int(found[2]) == len(theirs) and 1 < float(found[1]) < 5
     assert not any("efficiency of own" in line for line in tail_lines(planned))
 
 
