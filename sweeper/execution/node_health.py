@@ -103,14 +103,10 @@ class ComparisonRound:
 
     def find_slow_nodes(self, nodes: Collection[str], threshold: float, direction: str) -> dict[str, str]:
         """Return the nodes that were slow in every measurement, slowest first, each with the reason."""
-        slow = {}
-        for node, ratios in sorted(self.compute_ratios(nodes, direction).items(), key=lambda entry: max(entry[1])):
-            if len(ratios) >= SLOW_MEASUREMENTS and max(ratios) < threshold:
-                slow[node] = (
-                    f"trial {self.trial} reached {statistics.median(ratios):.2f} of the other nodes' median"
-                    f" in {len(ratios)} measurements"
-                )
-        return slow
+        ordered = sorted(self.compute_ratios(nodes, direction).items(), key=lambda entry: max(entry[1]))
+        slow = {node: own for node, own in ordered if len(own) >= SLOW_MEASUREMENTS and max(own) < threshold}
+        medians = {node: f"{statistics.median(own):.2f} of the other nodes' median" for node, own in slow.items()}
+        return {n: f"trial {self.trial} reached {medians[n]} in {len(own)} measurements" for n, own in slow.items()}
 
     def compute_ratios(self, nodes: Collection[str], direction: str) -> dict[str, list[float]]:
         """Return each node's values divided by the median of the other nodes' medians.

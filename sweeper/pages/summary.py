@@ -189,14 +189,11 @@ class Summary:
         finals = [r for r in results.remeasured if r.remeasurement and r.remeasurement.group]
         if failed := [r for r in finals if r.status not in (TrialStatus.COMPLETE, TrialStatus.CANCELLED)]:
             last = failed[-1]
-            example = f"trial {last.number}{last.remeasurement}, {last.status.value}: {last.reason}"
-            lines.append(
-                f"finals   {len(failed)} of {count(len(finals), 'trial')} did not complete; example: {example}"
-            )
+            example = f"example: trial {last.number}{last.remeasurement}, {last.status.value}: {last.reason}"
+            lines.append(f"finals   {len(failed)} of {count(len(finals), 'trial')} did not complete; {example}")
         if finals and finals[0].number < max(record.number for record in results.records):  # of an extended sweep
-            lines.append(
-                f"numbers  {count(len(finals), 'trial')} are rounds of finals and do not count toward the budget"
-            )
+            rounds = f"{count(len(finals), 'trial')} are rounds of finals"
+            lines.append(f"numbers  {rounds} and do not count toward the budget")
         for trial in results.lost_finalists:
             place = "the best of the search, " if trial is results.best[0] else ""
             lines.append(f"finals   trial {trial.number}, {place}has no result: its rounds did not complete")
@@ -220,9 +217,8 @@ class Summary:
         steps = sorted({record.metrics.get("steps", 0.0) for record in results.best})
         is_of_last_step = results.plan.resolved.workload.runs_command and choose_summary(results.objective) == "last"
         if len(steps) > 1 and is_of_last_step:
-            numbers = f"{steps[0]:g} to {steps[-1]:g}"
-            text = f"{results.objective} of unequal training is ranked: trials have {numbers} timed steps"
-            lines.append(f"note     {text}")
+            text = f"trials have {steps[0]:g} to {steps[-1]:g} timed steps"
+            lines.append(f"note     {results.objective} of unequal training is ranked: {text}")
         lines += _describe_kinds("infeasible", [r for r in results.records if r.status is TrialStatus.INFEASIBLE])
         if results.is_inconclusive:
             lines.append("busy     over a fifth of the trials are inconclusive: retry when the machine is idle")

@@ -321,8 +321,5 @@ class Study:
 
     def _snap_to_space(self, params: Mapping[str, Any]) -> Parameters:
         """Return the parameters with the exact values in the space's ranges instead of rounded sums of steps."""
-        snapped = dict(params)
-        for name, dimension in self._space.dimensions.items():
-            if isinstance(dimension, Range) and name in snapped:
-                snapped[name] = dimension.nearest(snapped[name])
-        return snapped
+        ranges = {name: item for name, item in self._space.dimensions.items() if isinstance(item, Range)}
+        return {name: ranges[name].nearest(value) if name in ranges else value for name, value in params.items()}

@@ -7,7 +7,6 @@ import re
 import resource
 import shutil
 import socket
-import tomllib
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any
 from workloads.api.contract import Scalar
 from workloads.api.cores import CoreWatch
 from workloads.api.gpus import Gpu, GpuIdentity, nvidia, open_gpus
+from workloads.tables import read_toml
 
-_TABLE = tomllib.loads(Path(__file__).with_name("host.toml").read_text())
+_TABLE = read_toml(__file__, "host.toml")
 PACKAGES, CPU_FORMATS, KERNEL_PARAMETERS = (_TABLE[name] for name in ("packages", "cpu_formats", "kernel_parameters"))
 # Counters of network cards and ports that rise on an error or a retry. "cqe" counters also rise if a queue closes.
 NETWORK_ERRORS = re.compile(r"(?!.*cqe).*(err|retr|link_downed|out_of_sequence|oos_drop)")
@@ -117,7 +117,7 @@ def read_node_state(folder: str) -> dict[str, Any]:
         "niceness": os.nice(0),
         "networks": read_networks(),
         "network_errors": read_network_errors(),
-        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1] % 2**63,  # Ray raises the soft limit; -1 has none
+        "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[1] % 2**63,  # Ray raises the soft limit; none is -1
         "shared_gib": shutil.disk_usage(shared).total / 2**30 if shared.is_dir() else 0.0,
         "free_gib": available_memory_bytes() / 2**30,
         "disk_gib": shutil.disk_usage(results if results.is_dir() else "/").free / 2**30,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,6 +10,7 @@ from pathlib import Path
 from workloads.api.contract import BandEnds
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
+from workloads.tables import read_csv
 
 
 @dataclass(frozen=True)
@@ -174,16 +174,15 @@ class Band:
 def bands() -> dict[str, tuple[Band, ...]]:
     """Return each family's bands, indexed by distance: the number of the job's properties that no measured run has."""
     families: dict[str, tuple[Band, ...]] = {}
-    with BANDS.open(newline="") as lines:
-        for row in csv.DictReader(lines):
-            factors, pairs, errors = (dict(each.split("=") for each in row[name].split()) for name in BY_NAME)
-            most = {pair: int(gpus) for pair, gpus in pairs.items()}
-            known = Known(int(row["tokens"]), int(row["parameters"]), most, of_trainers=row["family"] == "memory")
-            numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
-            ends = BandEnds(*(float(row[f"{side}_percent"]) / 100 for side in ("below", "above")))
-            widths = {trainer: float(factor) for trainer, factor in factors.items()}
-            band = Band(ends, **numbers, known=known, factors=widths, errors=errors)
-            families[row["family"]] = (*families.get(row["family"], ()), band)
+    for row in read_csv(__file__, "tables/bands.csv"):
+        factors, pairs, errors = (dict(each.split("=") for each in row[name].split()) for name in BY_NAME)
+        most = {pair: int(gpus) for pair, gpus in pairs.items()}
+        known = Known(int(row["tokens"]), int(row["parameters"]), most, of_trainers=row["family"] == "memory")
+        numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
+        ends = BandEnds(*(float(row[f"{side}_percent"]) / 100 for side in ("below", "above")))
+        widths = {trainer: float(factor) for trainer, factor in factors.items()}
+        band = Band(ends, **numbers, known=known, factors=widths, errors=errors)
+        families[row["family"]] = (*families.get(row["family"], ()), band)
     return families
 
 

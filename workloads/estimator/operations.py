@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 
 from workloads.estimator.placed_job import PlacedJob
 from workloads.hardware.cluster import AttentionRates, Device
 from workloads.hardware.precisions import sustained_flops
 from workloads.layouts.layout import AttentionKernel
 from workloads.layouts.trainers import is_own
+from workloads.tables import read_csv
 
 # A GEMM's time beyond its FLOPs at the sustained rate, profiled for 512^3 to 2048^3 on an H200 (timing_h200.md).
 PRODUCT_OVERHEAD_S = 2.5e-6
@@ -107,10 +106,9 @@ def cast_s(placed: PlacedJob, product: Product, *, backward: bool) -> float:
     return placed.pass_s(activations + weights, precision.instructions_gb_s)
 
 
-_ROWS = csv.DictReader((Path(__file__).parent / "tables" / "attention_rates.csv").read_text().splitlines())
 ATTENTION_RATES = {
     (row["kernel"], row["architecture"]): AttentionRates(*(float(row[rate.name]) for rate in fields(AttentionRates)))
-    for row in _ROWS
+    for row in read_csv(__file__, "tables/attention_rates.csv")
 }
 # The backward pass of fused attention has five GEMMs; the forward pass has two.
 ATTENTION_BACKWARD_PRODUCTS = 2.5

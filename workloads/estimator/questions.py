@@ -1,21 +1,20 @@
 """Explain why one estimated job is slower than another, what more resources would change, and what training costs."""
 
 import math
-import tomllib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import JobEstimate, StepTime
 from workloads.hardware.cluster import Cluster
 from workloads.layouts.layout import Job
+from workloads.tables import read_toml
 
 SECONDS_PER_DAY = 86_400
 # 419 unexpected interruptions in 54 days on 16,384 GPUs (Dubey et al. 2024, "The Llama 3 Herd of Models", table 5).
 FAILURES_PER_GPU_DAY = 419 / 54 / 16_384
 MOST = 700.0  # the exponential of a larger number does not fit into a float
 
-CAUSES: dict[str, str] = tomllib.loads(Path(__file__).with_name("causes.toml").read_text())
+CAUSES: dict[str, str] = read_toml(__file__, "causes.toml")
 
 
 def explain_slower(slower: StepTime, faster: StepTime) -> str:

@@ -1,6 +1,5 @@
 """The table of trainers: the layout values that each supports and that a search tries, and how each computes."""
 
-import csv
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workloads.layouts.layout import AttentionKernel, Job
-from workloads.tables import read_toml
+from workloads.tables import read_csv, read_toml
 
 EFFICIENCIES = Path(__file__).with_name("efficiencies.csv")
 OWN = "own"
@@ -100,8 +99,8 @@ def find_trainer(name: str) -> Trainer:
 
 @cache
 def efficiencies() -> dict[tuple[str, str], float]:
-    with EFFICIENCIES.open(newline="") as lines:
-        return {(row["trainer"], row["device"]): float(row["efficiency"]) for row in csv.DictReader(lines)}
+    rows = read_csv(__file__, EFFICIENCIES.name)
+    return {(row["trainer"], row["device"]): float(row["efficiency"]) for row in rows}
 
 
 @cache

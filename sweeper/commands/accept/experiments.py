@@ -1,6 +1,5 @@
 """Read the acceptance experiments from experiments.yaml and the expected spread of each result from spreads.csv."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import yaml
 
 from sweeper.metrics.outliers import Spread
 from workloads.api.contract import Scalar
+from workloads.tables import read_csv
 
 Profile = Literal["quick", "standard", "burn_in"]
 Scope = Literal["device", "pair", "node", "link", "whole"]
@@ -77,6 +77,5 @@ def read_experiments(kind: str, profile: Profile) -> tuple[Experiment, ...]:
 @cache
 def spread_of(kind: str, test: str) -> Spread:
     """Return the spread of a test's results: the first row of spreads.csv whose text is part of the test's name."""
-    rows = csv.DictReader(Path(__file__).with_name("spreads.csv").read_text().splitlines())
-    row = next(row for row in rows if row["kind"] == kind and row["tests"] in test)
+    row = next(row for row in read_csv(__file__, "spreads.csv") if row["kind"] == kind and row["tests"] in test)
     return Spread(*(float(row[name]) for name in ("device", "node", "run", "expected", "worth")))

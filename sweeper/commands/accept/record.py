@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import time
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,13 +21,14 @@ from sweeper.config.hardware import Target
 from sweeper.metrics.intervals import Interval, ratio_interval
 from sweeper.metrics.outliers import set_limit
 from workloads.api.errors import UserInputError, first_line
+from workloads.tables import read_toml
 
 FORMAT = 1
 HASH = "sha256"
 Missing = tuple[str, str, str]  # the part and the test of a result that a comparison lacks, and the reason
 NEEDED = {HASH, "date", "profile", "kind", "model", "verdict", "sentence", "results"}
 RESUMED_WITHIN_S = 86_400.0  # after a day, the machine may have changed
-FINGERPRINT: dict[str, list[str]] = tomllib.loads(Path(__file__).with_name("fingerprint.toml").read_text())
+FINGERPRINT: dict[str, list[str]] = read_toml(__file__, "fingerprint.toml")
 
 
 def build_record(
@@ -139,7 +139,7 @@ def read_baseline(path: Path, target: Target, profile: str, parts: Collection[st
         reason = f"that run has no verdict on {name_some(parts_open)}; a baseline must be an accepted run"
         raise UserInputError(f"baseline={path}: {reason}")
     if used := [f["location"] for f in record.get("findings", []) if f["affects_results"] and f.get("by_others")]:
-        raise UserInputError(f"baseline={path}: other processes used {name_some(used)} during that run")
+        raise UserInputError(f"baseline={path}: other processes used {name_some(used)} during that run; use another")
     if record["model"] != target.model:
         raise UserInputError(f"baseline={path}: was measured on {record['model']}, not on {target.model}")
     if record["profile"] != profile:
@@ -186,16 +186,15 @@ def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
 
 def export(changes: Sequence[Change], missing: Sequence[Missing]) -> dict[str, list[dict[str, Any]]]:
     """Return a comparison as plain values. Changes are shares, such as -0.1 for 10% slower."""
-    rows: list[dict[str, Any]] = [
-        {"part": one.part, "test": one.test, "verdict": one.verdict.value, "change": one.ratio.value - 1}
-        | {"interval": [one.ratio.low - 1, one.ratio.high - 1] if one.ratio.has_interval else None}
-        | {"slower_below": one.least - 1}
-        for one in changes
-    ]
+    rows = list[dict[str, Any]]()
+    for one in changes:
+        interval = [one.ratio.low - 1, one.ratio.high - 1] if one.ratio.has_interval else None
+        shares = {"change": one.ratio.value - 1, "interval": interval, "slower_below": one.least - 1}
+        rows.append({"part": one.part, "test": one.test, "verdict": one.verdict.value, **shares})
     return {"changes": rows, "missing": [dict(zip(("part", "test", "reason"), row, strict=True)) for row in missing]}
 
 
-def find_missing(records: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+def find_missing(records: Mapping[str, Mapping[str, Any]]) -> list[Missing]:
     """Return a part, a test and a text for each result that some of the named records lack."""
     keys = {name: [(row["part"], row["test"]) for row in r["results"] if row["value"]] for name, r in records.items()}
     tried = dict.fromkeys((row["part"], row["test"]) for record in records.values() for row in record["results"])

@@ -72,8 +72,7 @@ def run(request: CalibrateRequest) -> int:
     further = [f"hardware={target.hardware.name if known else 'auto'}"]
     further += [f"cluster.address={request.cluster.address}"] if request.cluster.address else []
     further += ["cluster.insecure=true"] if request.cluster.insecure else []
-    name = begin_or_resume(unfinished, key)
-    busy = note_use(unfinished, find_use(target))
+    name, busy = begin_or_resume(unfinished, key, find_use(target))
     if busy:
         print(f"busy     {busy}: the rates may be too low", flush=True)
     sweeps = plan_sweeps(target, name, directory, further)
@@ -112,13 +111,14 @@ def find_target(request: CalibrateRequest) -> Target:
     return target
 
 
-def begin_or_resume(unfinished: Path, hardware: str) -> str:
-    """Return the name of the interrupted calibration, or a new name if there is none."""
-    if unfinished.exists():
-        return unfinished.read_text().splitlines()[0]
-    name = f"calibration-{hardware}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    unfinished.write_text(f"{name}\n")
-    return name
+def begin_or_resume(unfinished: Path, hardware: str, use: Sequence[str]) -> tuple[str, str]:
+    """Return the name of the interrupted calibration, or a new name if there is none, and how other processes have used
+    the devices in all of its runs, including `use` in this one. Keep both for a resumed calibration."""
+    lines = unfinished.read_text().splitlines() if unfinished.exists() else []
+    name, *earlier = lines or [f"calibration-{hardware}-{datetime.now(UTC):%Y%m%d-%H%M%S}"]
+    notes = list(dict.fromkeys([*earlier, *use]))
+    unfinished.write_text("\n".join([name, *notes, ""]))
+    return name, "; ".join(notes)
 
 
 def find_use(target: Target) -> list[str]:
@@ -127,14 +127,6 @@ def find_use(target: Target) -> list[str]:
         return target.describe_foreign_use()
     cores, process = CoreWatch().find_use()
     return [describe_use(cores, process, target.devices)] if cores else []
-
-
-def note_use(unfinished: Path, use: Sequence[str]) -> str:
-    """Keep how other processes use the devices for a resumed calibration. Return this run's and earlier notes."""
-    name, *earlier = unfinished.read_text().splitlines()
-    notes = list(dict.fromkeys([*earlier, *use]))
-    unfinished.write_text("\n".join([name, *notes, ""]))
-    return "; ".join(notes)
 
 
 def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]], busy: str = "") -> list[Cells]:

@@ -162,6 +162,7 @@ class Follower:
     def state(self) -> ProgressState:
         groups = [record.remeasurement.group for record in self._records if record.remeasurement]
         last = next((group for group in reversed(groups) if group), None)
+        rounds = int(self._description.config["finals"]["rounds"])
         return ProgressState(
             counts=self._progress.counts,
             trials=self._description.budget_trials,
@@ -170,9 +171,7 @@ class Follower:
             elapsed_s=time.time() - self._description.started_at_s,
             remaining_s=None,
             best=self._progress.best,
-            finals=(groups.count(last), len(last) * int(self._description.config["finals"]["rounds"]))
-            if last
-            else None,
+            finals=(groups.count(last), len(last) * rounds) if last else None,
             front=self._progress.front,
             varying=self._progress.varying,
             limit=self._progress.binding_limit(self._description.budget_trials),

@@ -238,7 +238,7 @@ def _find_gpus(problem: Problem, request: PlanRequest, report: Report) -> tuple[
         raise UserInputError(f"{key}: no number of GPUs can be planned. {rates.reason}")
     fastest = max(rates, key=rates.__getitem__)
     batch = "a larger global_batch" if problem.batch else "a given global_batch"
-    raise UserInputError(f"{key}: {fastest:,} GPUs reach {write(rates[fastest])}, more GPUs no more; {batch} may help")
+    raise UserInputError(f"{key}: {fastest:,} GPUs are the fastest and reach {write(rates[fastest])}; {batch} may help")
 
 
 def _find_affordable_gpus(problem: Problem, request: PlanRequest, report: Report) -> tuple[_Rates, int]:

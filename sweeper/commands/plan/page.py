@@ -52,11 +52,8 @@ def list_steps(answer: Answer) -> Bars:
     for candidate in [*filter(None, [answer.faster]), *answer.result.best]:
         layout = candidate.layout
         by_division.setdefault((layout.dp, layout.tp, layout.cp, layout.pp, layout.ep, layout.checkpointing), candidate)
-    bars = {}
-    for candidate in list(by_division.values())[:MAX_BARS]:
-        step = candidate.estimate.step
-        bars[f"{show_range(step.total_s, answer.band.ends)} s: {describe(candidate.layout)}"] = vars(step)
-    return bars
+    steps = {describe(shown.layout): shown.estimate.step for shown in list(by_division.values())[:MAX_BARS]}
+    return {f"{show_range(step.total_s, answer.band.ends)} s: {name}": vars(step) for name, step in steps.items()}
 
 
 def _draw_memory(answer: Answer) -> Chart:

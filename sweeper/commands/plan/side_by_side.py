@@ -8,6 +8,7 @@ from sweeper.commands.plan.answer import Report, find_problem, plan_training, re
 from sweeper.commands.plan.request import PlanRequest
 from sweeper.commands.plan.text import MISSING, list_warnings
 from sweeper.common.format import count, round_to_band, show_range
+from sweeper.common.grouping import group_values
 from workloads.api.contract import BandEnds
 from workloads.api.errors import UserInputError
 from workloads.estimator.estimate import find_band
@@ -50,8 +51,8 @@ def compare_hardware(
         except UserInputError as error:
             refused[name] = str(error)
     if not planned:
-        reasons = {reason: name for name, reason in refused.items()}
-        named = [f"{name}: {reason}" for reason, name in reasons.items()]
+        reasons = group_values((reason, name) for name, reason in refused.items())
+        named = [f"{', '.join(same)}: {reason}" for reason, same in reasons.items()]
         raise UserInputError("\n".join(named if len(reasons) > 1 else reasons))
     has_costs = all(one.training.cost is not None for one in planned)
 

@@ -16,7 +16,6 @@ from sweeper.commands.calibrate.main import (
     begin_or_resume,
     find_target,
     find_use,
-    note_use,
     write_files,
 )
 from sweeper.commands.calibrate.rates import measured_topology
@@ -88,12 +87,11 @@ def test_the_sweeps_of_a_gpu_are_valid(name: str, run_cli: object, tmp_path: Pat
 
 def test_a_calibration_that_was_interrupted_goes_on_and_a_finished_one_begins_anew(tmp_path: Path) -> None:
     unfinished = tmp_path / "h200.unfinished"
-    name = begin_or_resume(unfinished, "h200")
-    assert name.startswith("calibration-h200-2") and begin_or_resume(unfinished, "h200") == name
-    unfinished.write_text("calibration-h200-20260101-000000\n")
-    assert note_use(unfinished, []) == ""
-    assert note_use(unfinished, ["GPU 1 is in use"]) == note_use(unfinished, []) == "GPU 1 is in use"
-    assert begin_or_resume(unfinished, "h200") == "calibration-h200-20260101-000000"
+    unfinished.touch()
+    name, _ = begun = begin_or_resume(unfinished, "h200", [])
+    assert name.startswith("calibration-h200-2") and begin_or_resume(unfinished, "h200", []) == begun == (name, "")
+    for use in (["GPU 1 is in use"], []):
+        assert begin_or_resume(unfinished, "h200", use) == (name, "GPU 1 is in use")
 
 
 def test_processes_that_use_the_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_a_comparison_says_what_its_bands_leave_open() -> None:
             r"^days=0.001 .*: takes 60\d,\d{3} GPUs .* 65,536 are planned, which reach at best days=0\.0091",
         ),
         (["tokens_per_day=1e15"], r"at most 65,536 are planned, which reach at best tokens_per_day=1\.09e\+14$"),
-        (["days=1", "global_batch=8"], r"8 GPUs reach days=[\d.]+, more GPUs no more; a larger global_batch may help$"),
+        (["days=1", "global_batch=8"], r"8 GPUs are the fastest and reach days=[\d.]+; a larger global_batch may help"),
         (["days=9", "failures_per_gpu_day=100"], r"no number of GPUs can be planned\. failures_per_gpu_day=100: "),
         (["days=9", "max_cost=100"], r"max_cost=100: train_tokens=1e\+12 on \d+ GPUs cost "),
     ],

@@ -118,7 +118,7 @@ def test_the_fewest_gpus_for_a_rate_keep_a_given_batch(capsys: pytest.CaptureFix
     at_least = answer(read_request([*words, "global_batch=96", "gpus=48"]))
     assert at_least.problem.cluster.gpus == 48 and list(at_least.rates) == [48]
     assert "slow end; gpus=48 is the fewest that were tried" in "\n".join(head_lines(at_least))
-    with pytest.raises(UserInputError, match=r"96 GPUs reach .*, more GPUs no more; a larger global_batch may help"):
+    with pytest.raises(UserInputError, match=r"96 GPUs are the fastest and reach .*; a larger global_batch may help"):
         answer(read_request([*words[:-1], "tokens_per_day=900e9", "global_batch=96"]))
 
 
