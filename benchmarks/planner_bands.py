@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.planner_rows import PublishedRun
 from sweeper.common.grouping import group_values
-from workloads.estimator.estimate import BANDS, BY_NAME, COVERED, Known, bands
+from workloads.estimator.estimate import BANDS, BY_NAME, COVERED, Known, bands, narrow_only_near
 
 DISTANCES = 3  # the last distance includes all larger ones
 FEW_SOURCES = 3  # a distance with fewer sources also uses the runs at smaller distances
@@ -36,6 +36,9 @@ class Residual:
     def deviation_percent(self) -> float:
         """By how much the measured rate, or the measured memory, is above its estimate."""
         return self.error_percent if self.family != "memory" else 100 / (1 + self.error_percent / 100) - 100
+
+    def find_factor(self, factors: Mapping[str, float]) -> float:
+        return narrow_only_near(factors.get(self.run.job.trainer, 1.0), self.distance)
 
 
 def known_of(runs: Iterable[PublishedRun], family: str) -> Known:
@@ -98,7 +101,7 @@ def band_ends(some: Sequence[Residual]) -> list[tuple[float, float]]:
 
     def score(each: Residual) -> float:
         trainers, sides = factors[each.run.source]
-        return abs(each.deviation_percent) / trainers.get(each.run.job.trainer, 1.0) / sides[each.deviation_percent > 0]
+        return abs(each.deviation_percent) / each.find_factor(trainers) / sides[each.deviation_percent > 0]
 
     below, above = side_factors(some)
     return [(width * below, width * above) for width in _widths(some, score)]
@@ -149,7 +152,7 @@ def coverage(some: Sequence[Residual]) -> Coverage:
         limits, factors = band_ends(others), trainer_factors(others)
         covered = []
         for each in theirs:
-            below, above = (end * factors.get(each.run.job.trainer, 1.0) for end in limits[each.distance])
+            below, above = (end * each.find_factor(factors) for end in limits[each.distance])
             ends.append((below, above))
             is_above_lower = each.family == "memory" or each.deviation_percent >= -below
             covered.append(is_above_lower and each.deviation_percent <= above)

@@ -98,7 +98,7 @@ def _find_trend(steps: np.ndarray, logs: np.ndarray) -> Finding | None:
     blocks = min(BLOCKS, len(logs) // STEPS_OF_BLOCK)
     parts = np.array_split(logs, blocks)
     values, sizes = np.array([part.mean() for part in parts]), [len(part) for part in parts]
-    place = np.linspace(-0.5, 0.5, blocks)
+    place = (np.arange(blocks) + 0.5) / blocks - 0.5  # of each block's middle, from -0.5 to 0.5 over the whole series
     slope = float(place @ values / (place @ place))
     line = values.mean() + slope * place
     begin, end = best_phase(values)

@@ -186,11 +186,16 @@ def bands() -> dict[str, tuple[Band, ...]]:
     return families
 
 
+def narrow_only_near(factor: float, distance: int) -> float:
+    """Return a trainer's factor, at least 1 for a plan unlike any run, to which its small errors do not extend."""
+    return max(1.0, factor) if distance else factor
+
+
 def find_band(job: Job, cluster: Cluster, family: str = "") -> Band:
     """Return the band of `family` or of the step time, which widens with the trainer's errors and unseen properties."""
     nearest, *farther = bands()[family or ("moe" if job.model.experts else "dense")]
     distance = len(nearest.known.missing(job, cluster))
     band = [nearest, *farther][min(distance, len(farther))]
     kinds = [factor for trainer, factor in band.factors.items() if trainer.startswith(f"{job.trainer}-")]
-    factor = band.factors.get(job.trainer) or max(kinds, default=1.0)
+    factor = narrow_only_near(band.factors.get(job.trainer) or max(kinds, default=1.0), distance)
     return replace(band, ends=BandEnds(min(LARGEST_SHARE, factor * band.ends.below), factor * band.ends.above))

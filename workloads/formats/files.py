@@ -1,5 +1,6 @@
 """Write layouts to each trainer's file format, and read all of these formats."""
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -98,4 +99,10 @@ def read_layout(text: str, gpus: int | None = None, model: Model | None = None) 
             return reading
     if printed.has_configuration(text):
         return printed.read_configuration(text, gpus, model)
-    raise UserInputError(f"no layout found: neither a file of {', '.join(FORMATS)}, nor a log that prints its settings")
+    problem = f"neither a file of {', '.join(FORMATS)}, nor a log that prints its settings"
+    if text.lstrip().startswith("["):
+        try:
+            tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            problem = f"as TOML: {error}"
+    raise UserInputError(f"no layout found: {problem}")

@@ -140,7 +140,8 @@ def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Sequen
     problems = [finding.location for finding in findings if finding.affects_results and not finding.by_others]
     others = [f"{f.location}: {f.problem}" for f in findings if f.by_others and verdict is not Verdict.PASS]
     states = {"too slow": slow, "with problems": problems, "without a verdict": undecided}
-    states["measured, with nothing to compare: set baseline= to this accept.json in the next run"] = measured
+    advice = "" if others else ": set baseline= to this accept.json in the next run"
+    states[f"measured, with nothing to compare{advice}"] = measured
     reasons = [f"{name_some(names)} {state}" for state, names in states.items() if names]
     reasons += [f"{name_some(others, 2)}; end other processes and rerun"] if others else []
     text = "; ".join(reasons) or ("nothing is too slow" if tests else "nothing was measured")

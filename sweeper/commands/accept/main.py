@@ -314,6 +314,7 @@ def describe_changes(changes: Sequence[Change], missing: Sequence[Missing], date
     slower, unsure = ([c for c in changes if c.verdict is kind] for kind in (Verdict.FAIL, Verdict.INCONCLUSIVE))
     for one in (*slower, *unsure):
         shown = f"{one.part}: {one.test}: {one.ratio.change}, the limit is {one.least - 1:+.1%}"
+        shown += f"; other processes used {name_some(one.used)}" if one.used else ""
         yield f"{'!' if one in slower else '? inconclusive:'} {shown}"
     for parts, tests, reason in merge_equal(missing):
         yield f"- {name_some(parts)}: {name_some(tests)}: {reason}"

@@ -138,7 +138,7 @@ def read_baseline(path: Path, target: Target, profile: str, parts: Collection[st
     if parts_open := list(dict.fromkeys(row["part"] for row in record["results"] if row["verdict"] == "inconclusive")):
         reason = f"that run has no verdict on {name_some(parts_open)}; a baseline must be an accepted run"
         raise UserInputError(f"baseline={path}: {reason}")
-    if used := [f["location"] for f in record.get("findings", []) if f["affects_results"] and f.get("by_others")]:
+    if used := _list_used(record):
         raise UserInputError(f"baseline={path}: other processes used {name_some(used)} during that run; use another")
     if record["model"] != target.model:
         raise UserInputError(f"baseline={path}: was measured on {record['model']}, not on {target.model}")
@@ -159,11 +159,12 @@ class Change:
     part: str
     ratio: Interval
     least: float  # the smallest ratio that is within the limit
+    used: Sequence[str] = ()  # the nodes and GPUs of the part that other processes used during the later run
 
     @property
     def verdict(self) -> Verdict:
-        """Return pass within the limit, else fail, or inconclusive if the ratio's interval includes 1."""
-        is_open = self.ratio.high >= 1  # not without an interval
+        """Return pass within the limit, else fail, or inconclusive if the interval includes 1 or the part was used."""
+        is_open = self.ratio.high >= 1 or self.used  # without an interval, `high` is NaN
         return Verdict.PASS if self.ratio.value >= self.least else Verdict.INCONCLUSIVE if is_open else Verdict.FAIL
 
 
@@ -180,8 +181,22 @@ def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
         spread = spread_of(before["kind"], new["test"])
         limit = set_limit("the earlier run", old["value"], math.sqrt(2) * spread.run, spread.worth, len(pairs))
         first, second = (Interval(*(row[name] or math.nan for name in ("value", "low", "high"))) for row in (old, new))
-        changes.append(Change(new["test"], new["part"], ratio_interval(second, first), limit.lowest / limit.expected))
+        used = [location for location in _list_used(after) if _is_part_of(location, new["part"])]
+        ratio = ratio_interval(second, first)
+        changes.append(Change(new["test"], new["part"], ratio, limit.lowest / limit.expected, used))
     return sorted(changes, key=lambda change: change.ratio.value)
+
+
+def _list_used(record: Mapping[str, Any]) -> list[str]:
+    """Return the nodes and GPUs that other processes used during a run."""
+    return [finding["location"] for finding in record.get("findings", []) if finding.get("by_others")]
+
+
+def _is_part_of(location: str, part: str) -> bool:
+    """Return whether a node or GPU belongs to a part, as `n1 GPU 2` to `n1 GPU 2 + 3`, or is on its nodes."""
+    node, _, gpu = location.partition(" GPU ")
+    words = part.split()
+    return part.startswith("the whole") or (node in words and (not gpu or "GPU" not in words or gpu in words))
 
 
 def export(changes: Sequence[Change], missing: Sequence[Missing]) -> dict[str, list[dict[str, Any]]]:
@@ -190,7 +205,8 @@ def export(changes: Sequence[Change], missing: Sequence[Missing]) -> dict[str, l
     for one in changes:
         interval = [one.ratio.low - 1, one.ratio.high - 1] if one.ratio.has_interval else None
         shares = {"change": one.ratio.value - 1, "interval": interval, "slower_below": one.least - 1}
-        rows.append({"part": one.part, "test": one.test, "verdict": one.verdict.value, **shares})
+        names = {"part": one.part, "test": one.test, "verdict": one.verdict.value, "used_by_others": list(one.used)}
+        rows.append(names | shares)
     return {"changes": rows, "missing": [dict(zip(("part", "test", "reason"), row, strict=True)) for row in missing]}
 
 

@@ -27,7 +27,7 @@ from sweeper.cli.command import Subcommand, words
 from sweeper.cli.exits import COMPLETE, NO_VERDICT, SOME_FAILED
 from sweeper.commands.ingest.imported import drop_warmup
 from sweeper.commands.ingest.readers import LOG_FORMAT, detect_format
-from sweeper.commands.plan.answer import search
+from sweeper.commands.plan.answer import NothingFits, search
 from sweeper.commands.plan.request import PlanRequest, build_problem
 from sweeper.common.format import count, format_number, name_some, one_line
 from sweeper.metrics.derivation import MEMORY_METRICS
@@ -143,19 +143,22 @@ def diagnose(request: DiagnoseRequest) -> int:
     print(f"{', '.join(request.logs)}: {steps}{several}, {speed or f'{format_number(usual_s)} s each'}")
     if without := [log for log in request.logs if Path(log) not in {source.path for source in sources}]:
         print(f"  without a step's time or rate: {name_some(without)}")
+    is_open = False
     if not missing:
         planned, is_slower = compare_with_plan(request, usual_s, first.measure)
         if is_slower:
             found.append(planned)
         else:
             print(f"  {planned}")
+        is_open |= is_slower is None
     for text in found:
         print(f"! {one_line(text)}")
     if len(first.steps) < FEWEST:
+        is_open = True
         print(f"  fewer than {FEWEST} steps: too few to show a drift, a jump or pauses")
     elif not found:
         print("  nothing unusual")
-    return SOME_FAILED if found else NO_VERDICT if len(first.steps) < FEWEST else COMPLETE
+    return SOME_FAILED if found else NO_VERDICT if is_open else COMPLETE
 
 
 def examine(whole: Sequence[Source]) -> tuple[Source, int, list[str]]:
@@ -295,19 +298,22 @@ def describe_starts(source: Source) -> Iterator[str]:
         yield f"restart: {slower} since start {last + 1} than in start {longest + 1}"
 
 
-def compare_with_plan(request: DiagnoseRequest, usual_s: float, measure: str) -> tuple[str, bool]:
-    """Compare a step's time with the plan of the log's layout. Return a note, and whether the time exceeds the band."""
+def compare_with_plan(request: DiagnoseRequest, usual_s: float, measure: str) -> tuple[str, bool | None]:
+    """Compare a step's time with the plan of the log's layout. Return a note, and whether the time exceeds the band, or
+    None if the log has no layout to compare with. Raises UserInputError if a given value is wrong."""
     model, hardware = str(request.model), str(request.hardware)
     try:
         problem = build_problem(PlanRequest(model=model, hardware=hardware, gpus=request.gpus, layout=request.logs[0]))
         best = search(problem, keep=1).best[0]
     except UserInputError as error:
-        return f"not compared with a plan: {error}", False
+        if str(error).partition("=")[0] in ("model", "hardware", "gpus") and not isinstance(error, NothingFits):
+            raise
+        return f"not compared with a plan: {error}", None
     batch, tokens = problem.job.layout.global_batch, problem.job.layout.global_batch * problem.job.sequence_length
     work = {TIME: 1.0, "samples_per_s": batch, "tokens_per_s": tokens}
     work["tokens_per_s_per_gpu"] = tokens / problem.cluster.gpus
     if measure not in work:
-        return f"not compared with a plan: the log has {RATES[measure]}, but no step times and no tokens/s", False
+        return f"not compared with a plan: the log has {RATES[measure]}, but no step times and no tokens/s", None
     step_s = work[measure] * usual_s
     planned_s, ends = best.estimate.step.total_s, find_band(problem.job, problem.cluster).ends
     slowest_s = planned_s / (1 - ends.below)

@@ -92,7 +92,7 @@ def _find_remedy(problem: Problem) -> str:
     for name, changed in {"state=bf16": short, **more}.items():
         with suppress(UserInputError):
             search(changed, keep=1)
-            return f". It fits with {name}"
+            return f". It fits with {name}, for example"
     return ""
 
 

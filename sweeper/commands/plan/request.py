@@ -179,8 +179,9 @@ class PlanRequest:
         (_, named), found = reading.taken.get("model", ("", "")), _find_models(reading)
         model = self.model or (named if reading.trainer == OWN and named else found[0] if len(found) == 1 else "")
         if not model:
-            sizes = write_words(reading.sizes) or "no sizes"
-            raise UserInputError(f"model: required, because layout={self.layout} does not say which one ({sizes})")
+            said = " ".join(str(value) for name, value in reading.taken.values() if name == "model")
+            said = write_words(reading.sizes) or said or "no sizes"
+            raise UserInputError(f"model: required, because layout={self.layout} names none that is known ({said})")
         return replace(self, model=model, gpus=self.gpus or reading.gpus or reading.layout.gpus)
 
     @property

@@ -33,6 +33,7 @@ class Planned:
     row: Sequence[str] = ()
     price: str = ""  # of a GPU-hour, and its source
     warnings: int = 0
+    trainer: str = ""
 
 
 def compare_hardware(
@@ -76,7 +77,8 @@ def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> lis
     lines, planned, pairs = [], [one for _, one in ordered], combinations(ordered, 2)
     alike = [f"{a.name} and {b.name}" for (x, a), (y, b) in pairs if x / (1 - a.ends.below) > y / (1 + b.ends.above)]
     if alike:
-        lines.append(f"order     open between {', '.join(alike)}: their bands overlap")
+        quantity = "cost" if all(one.training.cost is not None for one in planned) else "GPU-hours"
+        lines.append(f"order     by {quantity}; open between {', '.join(alike)}: their bands overlap")
     for key, name, limit in (("days", "days", request.days), ("max_cost", "cost", request.max_cost)):
         values = [(one, getattr(one.training, name) or 0.0) for one in planned if limit is not None]
         over = [(one, value) for one, value in values if value / (1 - one.ends.below) > (limit or 0.0)]
@@ -89,7 +91,8 @@ def list_open(request: PlanRequest, ordered: list[tuple[float, Planned]]) -> lis
     if unpriced := [one.name for one in planned if one.training.cost is None]:
         lines.append(f"price     none is known of {', '.join(unpriced)}; price_per_hour= sets one for all")
     if not (request.trainer or request.file or request.layout):
-        lines.append("trainer   this project's own; another one (trainer=megatron) can change rates and order")
+        trainers = " and ".join(dict.fromkeys(one.trainer for one in planned))
+        lines.append(f"trainer   {trainers} by default; another one (trainer=) can change rates and order")
     return lines
 
 
@@ -115,4 +118,5 @@ def _plan(request: PlanRequest, report: Report) -> Planned:
         describe(best.layout) + " (may not fit)" * (left_gib < 0),
     ]
     warnings = len(missing) + len(list_warnings(problem, best))
-    return Planned(request.hardware, training, ends, bool(missing), left_gib < 0, row, request.price[1], warnings)
+    price = request.price[1]
+    return Planned(request.hardware, training, ends, bool(missing), left_gib < 0, row, price, warnings, job.trainer)

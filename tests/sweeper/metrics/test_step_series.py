@@ -32,8 +32,15 @@ def test_a_clean_series_has_no_finding(seed: int) -> None:
 )
 def test_a_trend_is_named_with_its_size_and_place(slower: np.ndarray, kind: str, first: int, last: int) -> None:
     (finding,) = find_unusual(range(STEPS), series(slower))
-    assert finding.kind == kind and finding.low < slower.max() < finding.high + 0.005
+    assert finding.kind == kind and finding.low < slower.max() < finding.high
     assert finding.first == pytest.approx(first, abs=2) and finding.last == pytest.approx(last, abs=2)
+
+
+def test_the_size_of_a_drift_is_that_over_all_steps_and_its_interval_covers_it() -> None:
+    drift = 1.15 ** (PLACE / STEPS) - 1
+    found = [find_unusual(range(STEPS), series(drift, seed=seed))[0] for seed in range(40)]
+    assert np.mean([finding.share for finding in found]) == pytest.approx(0.15, abs=0.002)
+    assert sum(finding.low < 0.15 < finding.high for finding in found) >= 35
 
 
 @given(st.integers(150, STEPS), st.floats(0.25, 0.75))

@@ -188,6 +188,29 @@ def test_a_later_run_is_compared_part_by_part(record: dict[str, Any]) -> None:
     assert records.compare_records(record, later)[0].verdict is Verdict.INCONCLUSIVE
 
 
+@pytest.mark.parametrize(
+    ("location", "verdict"),
+    [("n", "inconclusive"), ("n GPU 0", "inconclusive"), ("n GPU 1", "fail"), ("m", "fail"), ("m GPU 0", "fail")],
+)
+def test_a_part_that_other_processes_used_has_not_become_slower(
+    record: dict[str, Any], location: str, verdict: str
+) -> None:
+    finding = {"location": location, "problem": "", "remedy": "", "affects_results": False, "by_others": True}
+    later = json.loads(json.dumps(record)) | {"findings": [finding]}
+    later["results"][0] |= {"value": 350.0}
+    (slower, *_) = records.compare_records(record, later)
+    assert (slower.part, slower.verdict) == ("n GPU 0", verdict)
+    assert list(slower.used) == [location] * (verdict == "inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("part", "is_used"),
+    [("n", True), ("n GPU 1 + 2", True), ("n GPU 0 + 1", False), ("m + n", True), ("the whole, 2 nodes", True)],
+)
+def test_use_of_a_gpu_disturbs_the_parts_to_which_it_belongs(part: str, is_used: bool) -> None:
+    assert records._is_part_of("n GPU 2", part) == is_used
+
+
 def seal(path: Path, record: dict[str, Any]) -> str:
     """Write a record with its hash. Returns the path."""
     records.write_record(path, record | {"sha256": records.hash_of(record)})

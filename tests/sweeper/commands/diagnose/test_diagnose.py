@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.diagnose import FAULTS, findings, inject, write_log
-from sweeper.commands.diagnose.main import COMMAND, DiagnoseRequest, diagnose, examine, read_sources
+from sweeper.commands.diagnose.main import COMMAND, DiagnoseRequest, diagnose, examine, main, read_sources
 from tests.conftest import REPOSITORY
 from workloads.api.errors import UserInputError
 
@@ -93,6 +93,20 @@ def test_a_log_is_compared_with_the_plan_of_its_layout(
     words = [str(PUBLIC / "40_titan_full_noprefix.log"), "model=llama3_8b", f"hardware={hardware}", "gpus=8"]
     assert COMMAND.run(words) in (1, 3)
     assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("hardware", "gpus", "code"), [("h10", 8, 2), ("h100", 8, 3)])
+def test_a_comparison_that_was_asked_for_and_not_made_is_no_pass(
+    hardware: str, gpus: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    write_log(path, 2.0 * noise(100, 1), ranks=1, slow_rank=1.0, saves_every=0)  # its layout is not in it
+    with pytest.raises(SystemExit) as ended:
+        main([str(path), "model=llama3_8b", f"hardware={hardware}", f"gpus={gpus}"])
+    assert ended.value.code == code
+    shown = capsys.readouterr()
+    assert ("Did you mean hardware=h100?" in shown.err) == (code == 2)
+    assert ("not compared with a plan:" in shown.out) == (code == 3)
 
 
 @pytest.mark.parametrize(

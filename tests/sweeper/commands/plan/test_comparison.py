@@ -64,8 +64,8 @@ def test_a_comparison_says_what_its_bands_leave_open() -> None:
     priced = replace(request, max_cost=56000.0, price_per_hour=2.0)
     rows, lines = compare_hardware(priced, names[:1])
     assert f"max_cost  56000 is met by the middle of the band, not by its slow end: h100 {rows[0][3]}" in lines
-    assert "order     open between " in text and "far       b200: far from any measured run" in text
-    assert "trainer   this project's own; another one" in text
+    assert "order     by cost; open between " in text and "far       b200: far from any measured run" in text
+    assert "trainer   own by default; another one" in text
     text = "\n".join(compare_hardware(replace(request, trainer="megatron", days=900.0), names)[1])
     assert "trainer   " not in text and "days      " not in text
 
@@ -152,7 +152,7 @@ def test_the_order_is_open_too_where_a_wide_band_overlaps_one_beyond_its_neighbo
         )
     ]
     (line,) = list_open(request, plans)
-    assert line == "order     open between h100 and b200, h200 and b200: their bands overlap"
+    assert line == "order     by cost; open between h100 and b200, h200 and b200: their bands overlap"
 
 
 def test_a_request_that_is_wrong_for_all_gpus_is_refused_once() -> None:

@@ -236,6 +236,9 @@ def test_sizes_of_a_file_name_its_model(tmp_path: Path, text: str, model: str, g
     assert (request.model, request.gpus) == (model, gpus)
 
 
+UNKNOWN_FLAVOR = '[model]\nflavor = "71B"\n[training]\n[parallelism]\ndata_parallel_shard_degree = 8\n'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -243,7 +246,9 @@ def test_sizes_of_a_file_name_its_model(tmp_path: Path, text: str, model: str, g
         (OWN.replace("gpus=16", "gpus=8,16"), "file: gpus=8,16: a layout needs one value"),
         (OWN.replace("gpus=16", "space.layers=4"), "model=llama3_1b: .* of another model: layers 4, not 16"),
         (OLD_TITAN, r"does not say on how many GPUs it runs: pass their number \(gpus=\)"),
-        (SCRIPT, "model: required, because .*/file does not say which one .layers=32 hidden_size=4096 heads=32.$"),
+        (UNKNOWN_FLAVOR, "model: required, because .*/file names none that is known .71B.$"),
+        ("[training\nseq_len = 8192\n", r"no layout found: as TOML: Expected '\]' .* \(at line 1, column 10\)$"),
+        (SCRIPT, "model: required, because .*/file names none that is known .layers=32 hidden_size=4096 heads=32.$"),
     ],
 )
 def test_a_file_that_does_not_say_enough_is_refused(tmp_path: Path, text: str, message: str) -> None:
