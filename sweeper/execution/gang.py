@@ -129,7 +129,6 @@ class Gang:
         return stored | {"node_ids": " ".join(self.node_ids)}
 
     def build_ranks(self, device: str, sequence_number: int, timeout_s: float, clock_mhz: float = 0.0) -> list[Rank]:
-        """Build each worker's `Rank` for one trial."""
         addresses = [location["address"] for location in self.locations]
         nodes = list(dict.fromkeys(addresses))
         devices = group_values((location["address"], location["gpus"]) for location in self.locations)

@@ -21,8 +21,6 @@ MAX_IDS = 16
 
 @dataclass(frozen=True)
 class GangResources:
-    """The resources of one gang."""
-
     ranks: int  # the number of workers, each with one GPU or some CPU cores
     whole_nodes: bool = False  # the gang shares its nodes with no other gang
     host_gib: float = 0.0  # the host memory that Ray reserves for each rank
@@ -64,7 +62,6 @@ class GangLauncher:
         self._selector = select_nodes(self._ids, ray.nodes()) if self._ids else {}
 
     def starts_on(self, node_ids: Collection[str]) -> bool:
-        """Return whether the target contains all of these nodes."""
         return not self._ids or self._ids >= {*node_ids}
 
     def launch(self, environment: Environment = ()) -> Gang:

@@ -238,12 +238,9 @@ class GangPool:
             self._reports.trials[self._sequence_number] = trial
         collector = self._reports.collector if self._reports else None
         ranks = gang.build_ranks(device, self._sequence_number, spec.timeout_s, trial.clock_mhz)
-        refs = {
-            worker.run.remote(
-                Job(spec.workload, without_variables(parameters), variables, rank, spec.settings, collector)
-            ): rank.rank
-            for worker, rank in zip(gang.workers, ranks, strict=True)
-        }
+        values = without_variables(parameters)
+        jobs = [Job(spec.workload, values, variables, rank, spec.settings, collector) for rank in ranks]
+        refs = {worker.run.remote(job): job.rank.rank for worker, job in zip(gang.workers, jobs, strict=True)}
         running = RunningTrial(
             trial,
             refs,

@@ -43,11 +43,7 @@ def find_failing_nodes(
     single event may have caused all of them.
     """
     candidates = {*nodes}
-    judged = [
-        observation
-        for observation in observations
-        if observation.status in JUDGED_STATUSES and not candidates.isdisjoint(observation.nodes)
-    ]
+    judged = [one for one in observations if one.status in JUDGED_STATUSES and not candidates.isdisjoint(one.nodes)]
     common_nodes: dict[str, set[str]] = {}  # nodes in every failure of a point; empty if the point itself is to blame
     for observation in judged:
         if observation.status in BAD:
@@ -67,9 +63,8 @@ def find_failing_nodes(
         ways = sum(math.comb(trials_here, n) * math.comb(trials_elsewhere, failed - n) for n in counts)
         p_value = ways / math.comb(trials, failed)
         if failed_here >= MIN_FAILURES and p_value < SIGNIFICANCE_LEVEL:
-            reason = f"{failed_here} of its last {trials_here} trials failed,"
-            reason += f" {failed_elsewhere} of {trials_elsewhere} elsewhere"
-            failing.append((p_value, node, reason))
+            elsewhere_too = f"{failed_elsewhere} of {trials_elsewhere} elsewhere"
+            failing.append((p_value, node, f"{failed_here} of its last {trials_here} trials failed, {elsewhere_too}"))
     return {node: reason for _, node, reason in sorted(failing)}
 
 

@@ -17,7 +17,6 @@ _MARKUP = re.compile(r"<(?!/?(?:br|b|i|extra)\s*/?>)")
 
 
 def bar_chart_height_px(bars: int) -> int:
-    """Return the height of a chart of named horizontal bars."""
     return max(320, 160 + ROW_HEIGHT_PX * bars)
 
 

@@ -31,7 +31,6 @@ class RepeatedFailures:
         self.stop_reason = ""  # empty while the sweep continues; cleared if a trial in flight succeeds
 
     def add(self, record: TrialRecord) -> None:
-        """Count a trial that has ended."""
         if record.status in SUCCESSES:
             self._counts.clear()
             self._places.clear()
@@ -167,7 +166,6 @@ class SweepProgress:
         return all(needed[name] < limit for name, limit in self._limits().items())
 
     def exhausted_limits(self) -> dict[str, int | float]:
-        """Return the limits that have been reached, by name."""
         needed = self._needed(0.0)
         return {name: limit for name, limit in self._limits().items() if needed[name] >= limit}
 

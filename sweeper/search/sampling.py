@@ -248,7 +248,6 @@ def _rungs_of(steps: Mapping[int, float], search: Search) -> dict[str, float]:
 
 
 def to_distribution(dimension: Dimension) -> BaseDistribution:
-    """Return Optuna's distribution for a dimension of the space."""
     if isinstance(dimension, Choice):
         return CategoricalDistribution(list(dimension.values))
     if isinstance(dimension, Range):

@@ -61,8 +61,6 @@ class RankedTrial:
 
 @dataclass(frozen=True)
 class SweepView:
-    """The content of a sweep's view."""
-
     objective: str
     metrics: Sequence[str]  # metric columns; the first has the winner's rate
     parameters: Sequence[str]  # parameters that vary

@@ -204,7 +204,6 @@ def describe_error(error: Exception) -> str:
 
 
 def main() -> None:
-    """Run the recording process."""
     os.nice(10)  # a lower priority than the driver and trials that are timed on a CPU
     answers = os.fdopen(os.dup(int(sys.argv[1])), "w", 1)  # a copy, because descriptor 1 is redirected to the log below
     sys.stdout = sys.stderr = MaskedLog(sys.stderr.buffer, errors="backslashreplace", line_buffering=True)

@@ -32,8 +32,6 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a trial."""
-
     name: str
     # The unit of the displayed value; empty if there is none, and for fractions displayed as fractions.
     unit: str = ""

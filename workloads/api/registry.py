@@ -32,7 +32,6 @@ def load(name: str) -> Workload:
 
 
 def unknown_reason(name: str) -> str:
-    """Return the error message for a name without a workload."""
     suggestion = suggest(name, names())
     installed = f" Install the package that registers it in {GROUP}: pip install -e ."
     return f"unknown workload. {suggestion}{'' if 'Did you mean' in suggestion else installed}"

@@ -75,8 +75,6 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class JobEstimate:
-    """The estimate of a job on a cluster."""
-
     step: StepTime  # step time by use
     stages: tuple[StageMemory, ...]  # the memory of each pipeline rank
     tokens: int  # number of tokens per step on all GPUs

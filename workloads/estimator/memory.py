@@ -21,10 +21,8 @@ LOSS_CHUNK_TOKENS = 2048  # the loss processes chunks of this many tokens and ne
 
 def peak_memory(job: Job, cluster: Cluster) -> StageMemory:
     """Return the memory of the pipeline rank that needs the most: the maximum of `stage_memories`."""
-    stages = stage_memories(
-        PlacedJob(job, cluster), peak_ranks(rank_layers(job.model, job.layout), head_rank(job.layout))
-    )
-    return max(stages, key=lambda stage: stage.total_gib)
+    ranks = peak_ranks(rank_layers(job.model, job.layout), head_rank(job.layout))
+    return max(stage_memories(PlacedJob(job, cluster), ranks), key=lambda stage: stage.total_gib)
 
 
 def stage_memories(placed: PlacedJob, ranks: Sequence[int] | None = None) -> tuple[StageMemory, ...]:

@@ -47,8 +47,6 @@ def estimate_layout(layout: Layout, job: Job, cluster: Cluster) -> Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a search."""
-
     best: tuple[Candidate, ...]  # the fastest layouts that fit by their bound, or by their estimate if no bound fits
     smallest: Candidate | None  # the layout that needs the least memory; None if no layout is valid
     estimated: int  # number of layouts that fit and were among the best when they were estimated

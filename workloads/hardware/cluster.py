@@ -22,8 +22,6 @@ class AttentionRates:
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU."""
-
     name: str  # the name of the GPU's file in conf/hardware
     peak_tflops: Mapping[str, float]  # dense peaks by data type, from the vendor's data sheet
     memory_gib: float  # as reported by the driver

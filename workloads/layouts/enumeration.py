@@ -170,6 +170,5 @@ class _Space:
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
-    """Return the divisors of a number in ascending order."""
     small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
     return tuple(sorted({*small, *(number // divisor for divisor in small)}))

@@ -59,7 +59,6 @@ class Reading:
 
 
 def name_place(nodes: Sequence[str]) -> str:
-    """Return a display name for a set of nodes."""
     return " + ".join(nodes) if len(nodes) <= 2 else f"all {len(nodes)} nodes"
 
 

@@ -118,7 +118,6 @@ class Job:
 
 
 def timeout_s(experiment: Experiment, without_load_s: float = TRIAL_TIMEOUT_S) -> float:
-    """Return the time limit of the experiment's trial."""
     return without_load_s + float(experiment.parameters.get("sustained_s", 0))
 
 

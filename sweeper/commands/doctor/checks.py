@@ -28,8 +28,6 @@ REMEDIES = read_toml(__file__, "remedies.toml")  # by GPU vendor, and for nodes
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem and its remedy."""
-
     location: str  # the node, GPU or store that has the problem
     problem: str
     remedy: str

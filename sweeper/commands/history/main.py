@@ -97,7 +97,6 @@ class PlotRequest(FileRequest):
 
 
 def read_runs(request: RunsRequest) -> list[NewRun]:
-    """Read the requested sweeps' runs from the store."""
     from sweeper.commands.history import new_runs
     from sweeper.results import mlflow_results  # imports pandas (0.5 s): only after argument checks
 

@@ -30,7 +30,6 @@ def describe_level(identity: Identity, runs: Sequence[RecordedRun]) -> str:
 
 
 def build_markdown(works: Sequence[ComparedWork], note: str) -> str:
-    """Return a Markdown table of the comparison."""
     rows = [(w.work, w.device, w.earlier, w.now, w.change, f"**{w.outcome}**: {w.detail}", w.changed) for w in works]
     return f"{markdown_of(COLUMNS, rows)}\n\n{note}\n"
 

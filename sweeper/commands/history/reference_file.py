@@ -54,8 +54,6 @@ class Identity:
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run in the history."""
-
     sweep: str
     date: str  # when the run started, in UTC
     value: float = field(metadata={"min": 1e-300})

@@ -40,8 +40,6 @@ class Claims:
 
 @dataclass(frozen=True)
 class ImportedResult:
-    """One result of another tool."""
-
     name: str
     params: dict[str, Any]  # the configuration, including `model`, `dtype` and `sequence_length` if known
     step_times_s: tuple[float, ...] = ()

@@ -76,10 +76,7 @@ class Run:
             return batch * length, ""
         if tokens := self.get_size("batch_tokens"):
             return tokens, ""
-        tokens = round(
-            self.get_median("tokens_per_s")
-            * statistics.median([step.metrics["step_time_s"] for step in self.steady_steps])
-        )
+        tokens = round(self.get_median("tokens_per_s") * self.get_median("step_time_s"))
         if tokens and batch and round(tokens / batch / LENGTH_STEP):
             tokens = batch * LENGTH_STEP * round(tokens / batch / LENGTH_STEP)
         origin = "the tokens of a step are not printed: they are the printed tokens/s x its time"
@@ -115,10 +112,8 @@ def read_log(path: Path) -> Iterator[ImportedResult]:
         if runs:
             reason = f"is a log of {reader.kind} with the time of one step, the first of the run: it is warm-up"
         elif reader.unnumbered_steps:
-            reason = (
-                f"has {times} without the numbers of the steps: which are warm-up is not known. The log of the rank "
-                "that prints iterations has them"
-            )
+            where = "The log of the rank that prints iterations has them"
+            reason = f"has {times} without the numbers of the steps: which are warm-up is not known. {where}"
         elif reader.has_progress_bar:
             reason = "has a progress bar, whose time of a step is an average, and no line for each step"
         raise UserInputError(f"{path}: {reason}")
@@ -219,21 +214,17 @@ def _find_contradictions(run: Run, claims: Mapping[str, float]) -> Iterator[str]
     if gpus and is_whole and math.prod(degrees.values()) != gpus:
         layout = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
         yield f"the parallel degrees {layout} do not give {gpus} GPUs"
-    steady_steps = [
-        step for step in run.steady_steps if step.resolution_s < imported.CLAIM_TOLERANCE * step.metrics["step_time_s"]
-    ]
-    if not steady_steps or (run.log.format and not run.log.format.has_equal_steps):
+    timed = [(step, step.metrics["step_time_s"]) for step in run.steady_steps]
+    timed = [(step, time_s) for step, time_s in timed if step.resolution_s < imported.CLAIM_TOLERANCE * time_s]
+    if not timed or (run.log.format and not run.log.format.has_equal_steps):
         return
     for name, unit in (("tokens_per_s_per_gpu", "tokens"), ("tflops_per_gpu", "TFLOP")):
-        work = [
-            step.metrics[name] * step.metrics["step_time_s"]
-            for step in steady_steps
-            if step.metrics.get(name, 0) >= MIN_PRECISE_CLAIM
-        ]
+        rates = [(step.metrics.get(name, 0), time_s) for step, time_s in timed]
+        work = [rate * time_s for rate, time_s in rates if rate >= MIN_PRECISE_CLAIM]
         # Printed rates exclude pauses: a checkpoint or validation only lengthens the time between two log lines. The
         # shortest steps must agree with each other and be the majority.
         agreeing = [amount for amount in work if amount <= (1 + imported.CLAIM_TOLERANCE) * min(work)]
-        if all(step.is_by_clock for step in steady_steps) and len(agreeing) >= max(MIN_AGREEING_STEPS, len(work) / 2):
+        if all(step.is_by_clock for step, _ in timed) and len(agreeing) >= max(MIN_AGREEING_STEPS, len(work) / 2):
             work = agreeing
         if work and max(work) > (1 + imported.CLAIM_TOLERANCE) * min(work):  # steps of equal size do equal work
             amounts = f"{format_number(min(work))} to {format_number(max(work))} {unit} a step and GPU"

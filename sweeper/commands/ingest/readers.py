@@ -32,8 +32,6 @@ MODELS = {1.0: "llama3_1b", 8.0: "llama3_8b"}
 
 
 class Format(NamedTuple):
-    """A supported file format."""
-
     name: str
     # takes a path and the first `HEAD_BYTES` of the file's text; returns whether the file has this format
     recognizes: Callable[[Path, str], bool]

@@ -29,8 +29,6 @@ SCALES = tuple(2**power for power in range(13))  # numbers of GPUs in the scalin
 
 @dataclass(frozen=True)
 class Answer:
-    """The planner's answer to a request."""
-
     request: PlanRequest
     problem: Problem
     result: SearchResult  # the layouts found, the fastest first

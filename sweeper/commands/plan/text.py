@@ -41,7 +41,6 @@ Rows = tuple[list[str], list[list[str]]]
 
 
 def show(answer: Answer) -> None:
-    """Print the answer."""
     console = open_console(soft_wrap=False)
     print_lines(console, head_lines(answer))
     console.print(draw(*parts_table(answer), 3, console.width))

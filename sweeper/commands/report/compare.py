@@ -46,9 +46,8 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
     works: list[comparison.ComparedWork] = []
     for result, work_label in zip(first_results, labels, strict=False):  # the rest are the second sweep's labels
         label, metric = f"{work_label} {result.objective.metric}", result.objective.metric
-        same_work = [
-            other for other in second_results if (other.work, other.objective) == (result.work, result.objective)
-        ]
+        kind = result.work, result.objective
+        same_work = [other for other in second_results if (other.work, other.objective) == kind]
         # Training on a different number of devices is different work, and so is a step.
         if not result.is_rate or metric in ("tokens_per_s", "samples_per_s"):
             same_work = [other for other in same_work if other.devices == result.devices]

@@ -89,19 +89,18 @@ def _read_front(sweep: Mapping[Any, Any], trials: pd.DataFrame) -> SweepFront:
             continue
         same, exceeded = (row.get(f"tag.{tag}") for tag in (mlflow_store.SAME_AS, mlflow_store.EXCEEDED))
         values = {name: read_value(row, f"final_{name}") for name in criteria.metrics}
-        certified.append(
-            FrontPoint(
-                trial=records[-1],
-                values=values,
-                share=share,
-                is_certain=verdict == "on the front",
-                is_dominated=verdict == "dominated",
-                is_on_front=row.get(f"tag.{mlflow_store.FRONT}") == "yes",
-                same_as=tuple(map(int, same.split(", "))) if isinstance(same, str) else (),
-                rounds=0 if math.isnan(rounds) else int(rounds),
-                exceeded=(exceeded,) if isinstance(exceeded, str) else (),
-            )
+        point = FrontPoint(
+            trial=records[-1],
+            values=values,
+            share=share,
+            is_certain=verdict == "on the front",
+            is_dominated=verdict == "dominated",
+            is_on_front=row.get(f"tag.{mlflow_store.FRONT}") == "yes",
+            same_as=tuple(map(int, same.split(", "))) if isinstance(same, str) else (),
+            rounds=0 if math.isnan(rounds) else int(rounds),
+            exceeded=(exceeded,) if isinstance(exceeded, str) else (),
         )
+        certified.append(point)
     leading = criteria.objectives[0]
     certified.sort(key=lambda point: leading.loss(point.values[leading.metric].value))
     exceeding = {point.trial.number for point in certified if point.exceeded}

@@ -24,8 +24,6 @@ MAX_POINTS = 5000
 
 @dataclass(frozen=True)
 class Panel:
-    """The data of one panel."""
-
     title: str
     unit: str
     series: dict[str, list[Interval]] = field(default_factory=dict)  # by name: the bars of all platforms

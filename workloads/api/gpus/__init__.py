@@ -95,8 +95,6 @@ TAINTING_SLOWDOWNS = {
 
 
 class Gpu(Protocol):
-    """One GPU of this machine."""
-
     interval_s: float  # the wait between readings, to keep their cost low
 
     @property
