@@ -191,7 +191,7 @@ def _bands(found: Sequence[Residual]) -> Iterator[str]:
     yield "Plans print a band of rates. The table has its ends, by the number of things in a plan that no row has:"
     yield "the device, the trainer, the two together, as many GPUs, as long sequences. Rates are more often and"
     yield "farther below their estimates than above, so each side has a factor: the geometric mean of 1 plus its"
-    yield "errors in percent. Of memory, plans use the upper end, and only the trainer's own rows count as rows with"
+    yield "errors in percent. For memory, plans use the upper end, and only the trainer's own rows count as rows with"
     yield "as many GPUs. Bands of rates are multiplied by the trainer's factor: its sources' mean error, relative to"
     yield "that of all and shrunk toward it as if one more source had shown it. A factor below 1 applies only if"
     yield "nothing is missing. For coverage and for the conformal score of a run, factors leave out the run's source."
