@@ -179,10 +179,8 @@ class Target:
 
     def cores_per_rank(self, ranks: int) -> int:
         """Return the most cores that each of `ranks` processes can have, given that no process spans two nodes."""
-        cores = max(node.cpus for node in self.nodes)
-        while cores > 1 and sum(node.cpus // cores for node in self.nodes) < ranks:
-            cores -= 1
-        return cores
+        shares = range(max(node.cpus for node in self.nodes), 0, -1)
+        return next((n for n in shares if sum(node.cpus // n for node in self.nodes) >= ranks), 1)
 
 
 def has_hardware(node: Node, hardware: Hardware) -> bool:

@@ -15,8 +15,7 @@ from workloads.api import host
 from workloads.api.contract import is_path
 from workloads.api.errors import UserInputError
 from workloads.api.secrets import is_secret
-from workloads.api.validation import build, check_bounds, convert
-from workloads.suggestions import suggest
+from workloads.api.validation import build, check_bounds, check_known, convert
 
 SHOWN_PROBLEMS = 5
 POINTS = 5  # tried by a warm start; the first points gain most because they differ in the parameters that matter
@@ -106,9 +105,8 @@ def _read_variables(resolved: ResolvedConfig, space: Space) -> Space:
 def _check_parameter(resolved: ResolvedConfig, space: Space, name: str, known: Mapping[str, Field[Any]]) -> None:
     if is_secret(name):
         raise UserInputError(f"space.{name}: looks like a secret, and parameters are recorded; use the environment")
-    if name not in known:
-        what = "unknown parameter" if resolved.settings is None else f"the command has no {{{name}}}"
-        raise UserInputError(f"space.{name}: {what}. {suggest(name, known)}")
+    what = "unknown parameter" if resolved.settings is None else f"the command has no {{{name}}}"
+    check_known(name, known, f"space.{name}: {what}")
     if resolved.is_local:
         dimension = space.dimensions.get(name)
         paths = dimension.values if isinstance(dimension, Choice) else (space.constants.get(name),)
@@ -168,8 +166,7 @@ def read_initial_points(resolved: ResolvedConfig, space: Space, kind: str, *, st
     for name, value in [item for point in points for item in point.items()]:
         if environment.is_variable(name):  # a variable has no type; a value outside the space is found below
             continue
-        if name not in hints:
-            raise UserInputError(f"{key}: unknown parameter {name}. {suggest(name, hints)}")
+        check_known(name, hints, f"{key}: unknown parameter {name}")
         convert(hints[name], value, f"{key}.{name}")
     inside = [point for point in points if point in space]
     if strict and len(inside) < len(points):

@@ -28,7 +28,7 @@ from sweeper.preflight.devices import select_target
 from workloads.api.errors import UserInputError
 from workloads.api.notices import notify
 from workloads.api.processes import Orphans
-from workloads.suggestions import suggest
+from workloads.api.validation import check_known
 
 NODE_REPLY_TIMEOUT_S = 60.0
 
@@ -49,10 +49,8 @@ def discover_nodes(
     """
     stop()  # an earlier sweep in this process may have left a connection open
     if not insecure and (mode := os.environ.get("RAY_AUTH_MODE", "token")).lower() != "token":
-        raise UserInputError(
-            f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token;"
-            " set RAY_AUTH_MODE=token or cluster.insecure=true"
-        )
+        remedy = "set RAY_AUTH_MODE=token or cluster.insecure=true"
+        raise UserInputError(f"RAY_AUTH_MODE={mode}: Ray listens on every interface and needs a token; {remedy}")
     named, is_given = name_address(address), bool(address)
     address = find_address(address)
     if address is None:
@@ -90,8 +88,7 @@ def discover_nodes(
 def find_target(hardware: str, address: str | None, insecure: bool) -> tuple[Target, list[Node]]:
     """Return the devices that `hardware=` selects, and all nodes. Raises UserInputError if no device is selected."""
     kinds = {"auto": Hardware("auto"), "cpu": Hardware("cpu", kind="cpu"), **catalogue()}
-    if hardware not in kinds:
-        raise UserInputError(f"hardware={hardware}: unknown hardware. {suggest(hardware, kinds)}")
+    check_known(hardware, kinds, f"hardware={hardware}: unknown hardware")
     nodes = discover_nodes(address, insecure)
     return select_target(kinds[hardware], nodes, 1), nodes
 
@@ -149,10 +146,8 @@ def _send_code(address: str, missing: Mapping[str, set[str]]) -> None:
 def _check_authentication(address: str, named: str) -> None:
     """Raise UserInputError unless the cluster requires a token and accepts ours."""
     if address.startswith("ray://"):
-        raise UserInputError(
-            f"{named}: authentication cannot be checked through ray://;"
-            " set cluster.address to HOST:PORT of the head, or set cluster.insecure=true"
-        )
+        remedy = "set cluster.address to HOST:PORT of the head, or set cluster.insecure=true"
+        raise UserInputError(f"{named}: authentication cannot be checked through ray://; {remedy}")
 
     def accepts(auth_mode: str) -> bool:
         """Return whether a new process can connect with this RAY_AUTH_MODE, which Ray reads only on import."""
@@ -164,15 +159,11 @@ def _check_authentication(address: str, named: str) -> None:
             return False
 
     if accepts("disabled"):
-        raise UserInputError(
-            f"{named}: accepts unauthenticated connections; start the cluster with"
-            " RAY_AUTH_MODE=token (docs/concepts/security.md), or set cluster.insecure=true"
-        )
+        remedy = "start the cluster with RAY_AUTH_MODE=token (docs/concepts/security.md), or set cluster.insecure=true"
+        raise UserInputError(f"{named}: accepts unauthenticated connections; {remedy}")
     if not accepts("token"):
-        raise UserInputError(
-            f"{named}: no Ray cluster responds, or it requires a different token;"
-            " set RAY_AUTH_TOKEN_PATH, or write its token to ~/.ray/auth_token"
-        )
+        remedy = "set RAY_AUTH_TOKEN_PATH, or write its token to ~/.ray/auth_token"
+        raise UserInputError(f"{named}: no Ray cluster responds, or it requires a different token; {remedy}")
 
 
 def list_nodes() -> list[dict[str, Any]]:
@@ -188,10 +179,8 @@ def list_nodes() -> list[dict[str, Any]]:
     if any(entry["Alive"] and entry["NodeID"] == own_id for entry in entries):
         return list(entries)
     address = next((entry["NodeManagerAddress"] for entry in entries if entry["NodeID"] == own_id), "here")
-    raise ClusterError(
-        f"the driver's node {address} is dead: its raylet ended, or the head lost it; finished trials are kept."
-        " On a cluster, start Ray on it again"
-    )
+    remedy = "finished trials are kept. On a cluster, start Ray on it again"
+    raise ClusterError(f"the driver's node {address} is dead: its raylet ended, or the head lost it; {remedy}")
 
 
 class NodeDiscovery:

@@ -16,12 +16,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
 from sweeper.common.format import format_number
 from workloads.api.metrics import find_source
 
+BOUNDS = ("", "_ci_low", "_ci_high")  # the suffixes of a metric's value and of the bounds of its interval
 MIN_STEPS = 5  # minimum number of steps for an interval of the median
 TOO_FEW = f"fewer than {MIN_STEPS} steps"
 TOO_SHORT = "correlated, too short"
@@ -45,6 +47,14 @@ class Interval:
     value: float
     low: float = math.nan
     high: float = math.nan
+
+    @staticmethod
+    def read(metrics: Any, name: str) -> Interval:
+        """Return the interval of a metric in a mapping or a row of a table. Missing values are NaN."""
+        return Interval(*(float(metrics.get(f"{name}{end}", math.nan)) for end in BOUNDS))
+
+    def to_metrics(self, name: str) -> dict[str, float]:
+        return {f"{name}{end}": bound for end, bound in zip(BOUNDS, self.bounds, strict=True)}
 
     @property
     def bounds(self) -> tuple[float, float, float]:

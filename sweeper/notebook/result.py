@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeper.common.trials import TrialRecord
+from sweeper.metrics.intervals import Interval
 from sweeper.results.description import read_description
 from sweeper.results.stored import StoredSweep
-from sweeper.search.front import measured_interval
 from workloads.api.metrics import METRICS
 from workloads.api.validation import find_unit
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BOUNDS = ("", "_ci_low", "_ci_high")
 SPREAD = re.compile(r"_(ci_low|ci_high|p10|p90)(?=$|_per_gpu$)|_per_gpu$")
 
 
@@ -147,8 +146,8 @@ class SweepResult:
                 "same_as": point.same_as if point else (),
             }
             for name in metrics:
-                value = point.values[name] if point else measured_interval(record, name)
-                row |= {f"{name}{end}": bound for end, bound in zip(BOUNDS, value.bounds, strict=True)}
+                value = point.values[name] if point else Interval.read(record.metrics, name)
+                row |= value.to_metrics(name)
             rows.append(row | _param_columns(record))
         return _add_units(pd.DataFrame(rows).set_index("trial"))
 

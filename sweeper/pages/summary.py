@@ -12,6 +12,7 @@ from pathlib import Path
 from sweeper.common.format import TIE, count, format_duration, format_interval, format_number, format_point
 from sweeper.common.grouping import group_values
 from sweeper.common.trials import WITHOUT_RESULT, TrialRecord, TrialStatus
+from sweeper.metrics.intervals import Interval
 from sweeper.pages import per_gpu
 from sweeper.pages import trial_tables as tables
 from sweeper.pages.sweep_results import PLOTS, Results
@@ -19,7 +20,7 @@ from sweeper.pages.terminal import draw, open_console, wrap_line
 from sweeper.preflight import corrections
 from sweeper.results.stored import best_command
 from sweeper.search.finals import DEFAULT_FINALISTS, describe_disturbed, lack_of_rounds
-from sweeper.search.front import Front, measured_interval, select_finalists
+from sweeper.search.front import Front, select_finalists
 from workloads.api.metrics import choose_summary, get_metric
 from workloads.api.secrets import mask
 
@@ -172,7 +173,7 @@ class Summary:
         results, winner = self.results, self.results.winner
         assert winner is not None
         first, metric = results.first_finalist, get_metric(results.objective)
-        value = (first.value if first else measured_interval(winner, results.objective)).scaled(metric.factor)
+        value = (first.value if first else Interval.read(winner.metrics, results.objective)).scaled(metric.factor)
         interval = f" (95% {format_interval(value.low, value.high)})" if value.has_interval else ""
         tied = ", ".join(str(finalist.trial.number) for finalist in results.finalists[1:] if finalist.tied)
         point = format_point({name: winner.params[name] for name in tables.varying_parameters(results.records)})

@@ -155,8 +155,7 @@ class Results:
             final = first.value
             metrics |= {"final_trial": float(first.trial.number), "final_rounds": float(first.rounds)}
         if final:
-            ends = ("", "_ci_low", "_ci_high")
-            metrics |= {f"final_{self.objective}{end}": value for end, value in zip(ends, final.bounds, strict=True)}
+            metrics |= final.to_metrics(f"final_{self.objective}")
         best = self.best[0].metrics if self.best else {}
         return metrics | {f"best_{name}": value for name, value in best.items()}
 

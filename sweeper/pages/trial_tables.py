@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from sweeper.common.format import find_numeric, format_interval, format_number, one_line, short_value, spreadsheet_cell
 from sweeper.common.trials import TrialRecord, TrialStatus
 from sweeper.metrics.derivation import hidden_metrics
-from sweeper.metrics.intervals import MIN_STEPS, level_of_median, missing_reason
+from sweeper.metrics.intervals import MIN_STEPS, Interval, level_of_median, missing_reason
 from sweeper.search.finals import FinalistResult
-from sweeper.search.front import Front, measured_interval
+from sweeper.search.front import Front
 from workloads.api.metrics import ROWS, Metric, get_metric
 
 FRONT_COLUMNS = ("front %", "verdict", "same as")
@@ -100,7 +100,7 @@ def front_rows(front: Front, metrics: Sequence[str]) -> Rows:
     columns = [get_metric(metric) for metric in metrics]
     cells = []
     for trial, point in zip_longest(trials, front.certified):
-        values = [point.values[name] if point else measured_interval(trial, name) for name in metrics]
+        values = [point.values[name] if point else Interval.read(trial.metrics, name) for name in metrics]
         scaled = [value.scaled(column.factor) for value, column in zip(values, columns, strict=True)]
         row = [str(trial.number), *(short_value(trial.params[name]) for name in names)]
         row += [format_number(value.value) for value in scaled]

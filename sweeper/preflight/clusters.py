@@ -19,7 +19,7 @@ from sweeper.preflight.calibration import CalibrationFile, calibrate_device
 from workloads.api import host
 from workloads.api.contract import Machine
 from workloads.api.errors import UserInputError, first_line
-from workloads.api.validation import build
+from workloads.api.validation import build, check_known
 from workloads.hardware.cluster import (
     UNKNOWN_CLUSTER,
     USABLE_MEMORY,
@@ -30,7 +30,6 @@ from workloads.hardware.cluster import (
     measured_tflops,
     power_headroom,
 )
-from workloads.suggestions import suggest
 
 AUTO = "auto"
 NODE_GPUS = 8  # GPUs per node if no topology is given
@@ -48,8 +47,7 @@ def build_cluster(
 
     Raises UserInputError if the catalog does not have this GPU, or if the topology is unknown or invalid.
     """
-    if hardware not in catalogue():
-        raise UserInputError(f"unknown hardware '{hardware}'. Available: {', '.join(catalogue())}")
+    check_known(hardware, catalogue(), f"unknown hardware '{hardware}'")
     network = find_topology(topology) if topology else _assumed_topology(catalogue()[hardware], calibration)
     device = build_device(catalogue()[hardware])
     return Cluster(calibrate_device(device, calibration.rates) if calibration else device, network, gpus)
@@ -65,9 +63,7 @@ def find_topology(name: str) -> Topology:
     """Return the topology with this name or in this YAML file. Raises UserInputError if it is missing or invalid."""
     if name.endswith((".yaml", ".yml")):
         return _read_topology(Path(name).expanduser())
-    if name not in known_topologies():
-        close = suggest(name, known_topologies())
-        raise UserInputError(f"unknown topology '{name}': must be a name or a YAML file. {close}")
+    check_known(name, known_topologies(), f"unknown topology '{name}': must be a name or a YAML file")
     return known_topologies()[name]
 
 
@@ -144,6 +140,14 @@ def build_device(hardware: Hardware) -> Device:
         raise UserInputError(f"hardware {hardware.name} cannot be planned: no {', '.join(missing)} in conf/hardware")
     rates = measured_tflops(hardware.name) or _assumed_tflops(hardware)
     return _device(hardware, hardware.architecture or "", rates, power_headroom(hardware.name))
+
+
+def find_device(hardware: Hardware) -> Device | None:
+    """Return the planner's model of a GPU, or None if plans do not support the device."""
+    try:
+        return build_device(hardware)
+    except UserInputError:
+        return None
 
 
 def _device(hardware: Hardware, architecture: str, sustained: Mapping[str, float], headroom: float) -> Device:

@@ -52,10 +52,8 @@ def estimate_space(
 ) -> CostEstimates | None:
     """Estimate every point, or return None without a cost model. Raises UserInputError if no point is valid."""
     workload, criteria = resolved.workload, resolved.criteria
-    is_plan = bool(
-        workload.estimates_plans and resolved.config.plan and math.isfinite(machine.cluster.device.memory_gb_s)
-    )
-    if not (workload.has_estimates or is_plan):
+    is_planned = workload.estimates_plans and resolved.config.plan
+    if not (workload.has_estimates or (is_planned and math.isfinite(machine.cluster.device.memory_gb_s))):
         return None
     candidates = list(islice(_list_candidates(workload, space, machine), MAX_CANDIDATES + 1))
     if len(candidates) > MAX_CANDIDATES:

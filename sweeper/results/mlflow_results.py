@@ -12,7 +12,7 @@ import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from sweeper.metrics.criteria import Criteria, Limit
+from sweeper.metrics.intervals import Interval
 from sweeper.results.ranking import SPEEDS, BestResult, find_best_results, state_objective
 from sweeper.tracking import mlflow_store
 from sweeper.tracking.mlflow_store import KIND, STUDY
 from workloads.api.errors import UserInputError
 from workloads.api.secrets import mask
-from workloads.suggestions import suggest
+from workloads.api.validation import check_known
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -143,14 +144,12 @@ def read(uri: str, experiment: str | None = None, sweep: str | None = None) -> S
         raise UserInputError(f"{uri}: the store does not exist. {remedy}")
     reader = open_reader(uri)
     ids = reader.read_experiments()
-    if experiment is not None and experiment not in ids:
-        raise UserInputError(f"tracking.experiment={experiment}: unknown experiment. {suggest(experiment, ids)}")
+    if experiment is not None:
+        check_known(experiment, ids, f"tracking.experiment={experiment}: unknown experiment")
     selected = [ids[experiment]] if experiment else list(ids.values())
     parents = reader.read_runs(selected, {KIND: mlflow_store.SWEEP_KIND})
-    names = {run.info.run_name for run in parents}
-    if sweep is not None and sweep not in names:
-        available = suggest(sweep, names) if names else "The store has no sweep."
-        raise UserInputError(f"sweep={sweep}: unknown sweep. {available}")
+    if sweep is not None:
+        check_known(sweep, {run.info.run_name for run in parents}, f"sweep={sweep}: unknown sweep")
     imported = [] if sweep else reader.read_runs(selected, {KIND: mlflow_store.IMPORTED_KIND})
     if not (parents or imported):
         raise UserInputError(f"{mask(uri)}: the store has no sweep yet")
@@ -203,8 +202,7 @@ def _build_tables(parents: Sequence[Any], trials: Sequence[Any], imported: Seque
 def _finals_columns(metrics: Mapping[str, float], name: str | None, trial: str | None, rounds: float) -> dict[str, Any]:
     if name is None or trial is None or not rounds:
         return {}
-    bounds = {"value": "", "low": "_ci_low", "high": "_ci_high"}
-    values = {f"final.{key}": metrics.get(f"final_{name}{end}", math.nan) for key, end in bounds.items()}
+    values = {f"final.{key}": value for key, value in asdict(Interval.read(metrics, f"final_{name}")).items()}
     return {"final.metric": name, "final.trial": trial, "final.rounds": rounds, **values}
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 from sweeper.common.grouping import group_values
 from sweeper.metrics.criteria import Objective
 from sweeper.metrics.derivation import first_known
-from sweeper.metrics.intervals import Interval
+from sweeper.metrics.intervals import BOUNDS, Interval
 from sweeper.preflight.work import SEARCHED
 from workloads.api.metrics import ROWS, base_name, get_metric
 
@@ -146,8 +146,7 @@ def read_work(row: Any) -> dict[str, str]:
 
 def read_value(row: Any, metric: str) -> Interval:
     """Return a trial's metric with its 95% interval. Missing values are NaN."""
-    values = (row.get(f"metric.{metric}{suffix}", math.nan) for suffix in ("", "_ci_low", "_ci_high"))
-    return Interval(*(float(value) for value in values))
+    return Interval.read(row, f"metric.{metric}")
 
 
 def find_best_results(trials: pd.DataFrame) -> list[BestResult]:
@@ -219,7 +218,7 @@ def _won_finals(trials: pd.DataFrame, metric: str) -> pd.Series:
 
 def _apply_finals(best: pd.Series, metric: str) -> None:
     if metric not in RATES:
-        for name, end in {"value": "", "low": "_ci_low", "high": "_ci_high"}.items():
+        for name, end in zip(("value", "low", "high"), BOUNDS, strict=True):
             best[f"metric.{metric}{end}"] = best[f"final.{name}"]
         return
     factor = best["final.value"] / best[f"metric.{metric}"]

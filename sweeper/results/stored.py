@@ -16,11 +16,12 @@ from sweeper.common.trials import TrialRecord
 from sweeper.config.schema import Config
 from sweeper.config.space_checks import POINTS, WarmStart
 from sweeper.metrics.criteria import Criteria
+from sweeper.metrics.intervals import Interval
 from sweeper.results.description import FILE, SweepDescription, read_description
-from sweeper.search.front import Front, measure_front, measured_interval
+from sweeper.search.front import Front, measure_front
 from workloads.api.errors import UserInputError, describe_os_error
 from workloads.api.notices import notify
-from workloads.suggestions import suggest
+from workloads.api.validation import check_known
 
 JOURNAL = "study.journal"
 RECORD = "record"  # the same as in `search.journal`, which takes a second to import
@@ -183,7 +184,7 @@ def measured_value(record: TrialRecord, criteria: Criteria) -> Winner:
     """Return a single trial's objectives, with the interval of the leading objective."""
     first, *others = criteria.metrics
     values = {name: record.metrics[name] for name in others}
-    return Winner(record.number, *measured_interval(record, first).bounds, others=values)
+    return Winner(record.number, *Interval.read(record.metrics, first).bounds, others=values)
 
 
 def front_value(front: Front, record: TrialRecord, criteria: Criteria) -> Winner:
@@ -219,8 +220,7 @@ def find_sweep(directory: Path, name: str | None = None, *, option: str = "") ->
     if name is None:
         return sweeps[0]
     by_name = {sweep.name: sweep for sweep in sweeps}
-    if name not in by_name:
-        raise UserInputError(f"{option}{name}: there is no such sweep. {suggest(name, list(by_name))}")
+    check_known(name, by_name, f"{option}{name}: there is no such sweep")
     return by_name[name]
 
 

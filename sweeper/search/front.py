@@ -101,12 +101,6 @@ def measure_front(
     return Front(criteria.front(trial for trial in ranked if trial.number not in exceeding), certified)
 
 
-def measured_interval(record: TrialRecord, metric: str) -> Interval:
-    """Return a single trial's metric with its 95% interval. The bounds are NaN if there is no interval."""
-    low, high = (record.metrics.get(f"{metric}_ci_{bound}", math.nan) for bound in ("low", "high"))
-    return Interval(record.metrics[metric], low, high)
-
-
 def select_finalists(ranked: Sequence[TrialRecord], criteria: Criteria, top: int) -> Sequence[TrialRecord]:
     """Return the trials to remeasure: the best `top` or, with several objectives, the front, evenly thinned out."""
     if not criteria.has_front or not top:

@@ -125,9 +125,8 @@ class JournalFile(BaseJournalBackend):
             # Parsed together, lines share memory for equal keys.
             blocks = iter(lambda: list(islice(file, LINES_AT_ONCE)), [])
             try:
-                self._unread, self.ended = fold(
-                    line for block in blocks for line in json.loads(b"[%b]" % b",".join(block))
-                )
+                lines = (line for block in blocks for line in json.loads(b"[%b]" % b",".join(block)))
+                self._unread, self.ended = fold(lines)
             except (ValueError, TypeError, KeyError) as error:
                 raise UserInputError(
                     f"{path}: is damaged: not all of its lines are entries of a journal. Restore the file, "
@@ -209,10 +208,8 @@ def check_identity(study: optuna.Study, identity: dict[str, Any]) -> str:
         return study_id
     stored = attrs["identity"]
     if stored != identity:
-        raise UserInputError(
-            f"this sweep already exists with different settings: {'; '.join(describe_differences(stored, identity))}. "
-            "Choose another name="
-        )
+        differences = "; ".join(describe_differences(stored, identity))
+        raise UserInputError(f"this sweep already exists with different settings: {differences}. Choose another name=")
     return str(attrs["id"])
 
 

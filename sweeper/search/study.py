@@ -261,9 +261,8 @@ class Study:
             if self._selects_retry(record) and record.number not in self.retried:
                 states = [run["state"] for run in runs if run["first_trial"] <= record.number]
                 self.try_again(record, describe_differences(states[-1], run_state) if states else [])
-        tried = {
-            record.retry.trial for record in self.records.values() if record.retry and record.superseded is not None
-        }
+        retries = [record for record in self.records.values() if record.superseded is not None]
+        tried = {record.retry.trial for record in retries if record.retry}
         queued = self.again - tried - self.retried  # queued by a run that was then stopped
         for record in [record for record in self.current_records if record.number in queued]:
             self.try_again(record)

@@ -185,10 +185,8 @@ class TrackingClient:
             self._progress_count += "error" not in answer
             if opened := answer.get("opened"):
                 self.experiment_id = opened["experiment_id"]
-                before, written = opened["written_before"], {*opened["written"]}
-                self._unwritten = {
-                    n: record for n, record in self._unwritten.items() if n >= before and n not in written
-                }
+                for number in (*range(opened["written_before"]), *opened["written"]):
+                    self._unwritten.pop(number, None)
                 self._stored_digest = opened["results"].get("digest", "")
                 self.view_key = opened["results"].get("view", "")
             if "refused" in answer:

@@ -46,9 +46,7 @@ FRONT_SHARE = "front_share"  # a metric of a remeasured point on the front
 FRONT_VERDICT = "front_verdict"  # of a remeasured point: on the front, dominated, not sure, or the exceeded limit
 SAME_AS = "same_as"  # of a remeasured point: the trials that do not differ from the point significantly
 EXCEEDED = "exceeded"  # of a finalist: the limits that the median over the rounds exceeds
-OBJECTIVES = (
-    "objectives"  # of a sweep: the directions by metric, as JSON. Before 0.3, only of one with several objectives
-)
+OBJECTIVES = "objectives"  # of a sweep, as JSON: the directions by metric. Before 0.3, only of several objectives
 REFUSED = "not_written"  # of a trial: why MLflow rejects the values
 LIMITS = "limits"  # of a sweep, as JSON: bound and direction by metric (in earlier versions, only the bound)
 WORK = "work"  # the identity of a trial's work, as JSON
@@ -116,10 +114,8 @@ def check_uri(uri: str, option: str = "tracking.uri=") -> None:
             raise UserInputError(f"{shown}: {reason}")
         return
     if scheme not in ("http", "https", *DATABASE_PORTS) or not host:
-        raise UserInputError(
-            f"{shown}: not the address of an MLflow store. "
-            "Allowed: http://host:port, or a database such as sqlite:///mlflow.db"
-        )
+        allowed = "http://host:port, or a database such as sqlite:///mlflow.db"
+        raise UserInputError(f"{shown}: not the address of an MLflow store. Allowed: {allowed}")
     try:
         if scheme in DATABASE_PORTS:
             socket.create_connection((host, port or DATABASE_PORTS[scheme]), timeout=5).close()

@@ -5,7 +5,7 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -130,6 +130,12 @@ def describe_type(annotation: Any) -> str:
     is_mapping = is_dataclass(annotation) or get_origin(annotation) is dict
     default = "a mapping" if is_mapping else f"a {getattr(annotation, '__name__', annotation)}"
     return descriptions.get(annotation, default)
+
+
+def check_known(word: str, allowed: Collection[str], problem: str) -> None:
+    """Raise UserInputError with the problem and a suggestion if the word is not allowed."""
+    if word not in allowed:
+        raise UserInputError(f"{problem}. {suggest(word, allowed)}")
 
 
 def check_bounds(value: Any, bounds: Mapping[str, Any], key: str) -> None:

@@ -87,11 +87,9 @@ def training_run(
     Raises UserInputError if failures leave less than a thousandth of the time."""
     lost = reliability.lost_share(estimate.gpus)
     if lost > 0.999:
-        interval_s = reliability.failure_interval_s(estimate.gpus)
-        raise UserInputError(
-            f"failures_per_gpu_day={reliability.failures_per_gpu_day:g}: {estimate.gpus:,} GPUs fail every"
-            f" {interval_s:.3g} s, and restart_s={reliability.restart_s:g}: training would not advance"
-        )
+        failing = f"{estimate.gpus:,} GPUs fail every {reliability.failure_interval_s(estimate.gpus):.3g} s"
+        problem = f"{failing}, and restart_s={reliability.restart_s:g}: training would not advance"
+        raise UserInputError(f"failures_per_gpu_day={reliability.failures_per_gpu_day:g}: {problem}")
     seconds = tokens / (estimate.tokens_per_s_per_gpu * estimate.gpus) / (1 - lost)
     gpu_hours = seconds / 3600 * estimate.gpus
     cost = None if price_per_hour is None else price_per_hour * gpu_hours

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from workloads.api.errors import UserInputError
+from workloads.api.validation import check_known
 from workloads.formats import megatron, megatron_files, own, printed, torchtitan
 from workloads.formats.names import FileReading, RenderedFile, Support, canonical_job, check_spelling
 from workloads.layouts.layout import Job, Layout
 from workloads.layouts.rules import Site, find_violation
 from workloads.layouts.trainers import find_trainer
 from workloads.models.model import Model
-from workloads.suggestions import suggest
 
 
 class Format(NamedTuple):
@@ -48,8 +48,7 @@ def render(job: Job, gpus: int, trainer: str | None = None, model: str = "") -> 
     Raises UserInputError if the format is unknown, or if a rule of the trainer or its file forbids the layout.
     """
     trainer = trainer or job.trainer
-    if trainer not in FORMATS:
-        raise UserInputError(f"trainer={trainer}: no file can be written for it. {suggest(trainer, FORMATS)}")
+    check_known(trainer, FORMATS, f"trainer={trainer}: no file can be written for it")
     job = canonical(job, job.trainer if trainer == "own" else trainer)
     if violation := find_violation(job, Site(gpus, gpus)):
         raise UserInputError(f"{trainer}: {violation.reason}")

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from workloads.api.errors import UserInputError
+from workloads.api.validation import check_known
 from workloads.formats import names
 from workloads.layouts.layout import LESS_LAYERS, Job, Layout
 from workloads.layouts.trainers import TRAINERS
@@ -162,8 +163,7 @@ def read_settings(
         schedule = folded if settings.get("zero_bubble_v_schedule") else "zero_bubble"
     if settings.get("patch_primus_pipeline"):
         name = settings.get("pp_algorithm", "1f1b-interleaved")
-        if name not in ALGORITHMS:
-            raise UserInputError(f"pp_algorithm={name}: no layout has this schedule. Known: {', '.join(ALGORITHMS)}")
+        check_known(str(name), ALGORITHMS, f"pp_algorithm={name}: no layout has this schedule")
         schedule = ALGORITHMS[name] if name != "1f1b-interleaved" or stages > 1 else "1f1b"
     fields = ("ep", "micro_batch", "global_batch", "sequence_parallel", "tp_overlap", "cp_method", "offload_optimizer")
     others = names.read_names(settings, NAMES, ("expert_overlap",))
@@ -266,10 +266,7 @@ def _read_sharding(settings: names.Settings) -> str:
     if settings.get("use_megatron_fsdp") or settings.get("use_custom_fsdp"):
         strategy = settings.get("data_parallel_sharding_strategy", "no_shard")
         ours = {theirs: name for name, theirs in FSDP_STRATEGIES.items()} | {"optim": "zero1", "no_shard": "none"}
-        if strategy not in ours:
-            raise UserInputError(
-                f"data_parallel_sharding_strategy={strategy}: not known here. Known: {', '.join(ours)}"
-            )
+        check_known(str(strategy), ours, f"data_parallel_sharding_strategy={strategy}: not known here")
         return ours[strategy]
     return "zero1" if settings.get("use_distributed_optimizer") else "none"
 
@@ -311,8 +308,7 @@ def _read_precision(settings: names.Settings) -> str:
     plain = {name: settings.get(name) for name in ("bf16", "fp16")}
     if settings.get("fp4"):
         recipe = settings.get("fp4_recipe") or "nvfp4"
-        if recipe not in FP4_RECIPES:
-            raise UserInputError(f"fp4_recipe={recipe}: no precision of ours. {suggest(str(recipe), FP4_RECIPES)}")
+        check_known(str(recipe), FP4_RECIPES, f"fp4_recipe={recipe}: no precision of ours")
         return FP4_RECIPES[recipe]
     if number_format := settings.get("fp8"):
         recipe = settings.get("fp8_recipe") or "delayed"

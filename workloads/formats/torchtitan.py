@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from workloads.api.errors import UserInputError
+from workloads.api.validation import check_known
 from workloads.formats import names
 from workloads.layouts.layout import LESS_LAYERS, Job, Layout
 from workloads.layouts.trainers import TRAINERS
 from workloads.models.model import MODELS, SIZES, Model
-from workloads.suggestions import suggest
 from workloads.tables import read_toml
 
 EXCHANGE = "parallelism.expert_parallel_comm_backend"
@@ -241,8 +241,7 @@ def _read_precision(settings: names.Settings) -> str:
     if given == "fp8_tensorwise" or any(old):
         recipe = settings.get(f"{FP8}.recipe_name") or "tensorwise"
         recipes = {theirs: ours for ours, theirs in RECIPES.items()} | {"tensorwise": "fp8_tensorwise"}
-        if recipe not in recipes:
-            raise UserInputError(f"{FP8}.recipe_name={recipe}: not known here. {suggest(str(recipe), recipes)}")
+        check_known(str(recipe), recipes, f"{FP8}.recipe_name={recipe}: not known here")
         return recipes[recipe]
     for key in ("training.mixed_precision_param", "training.dtype"):
         if (dtype := settings.get(key)) not in (None, "bfloat16", "float32"):

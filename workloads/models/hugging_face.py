@@ -38,9 +38,8 @@ def load_model(name: str) -> Model:
     for family, reason in UNSUPPORTED_FAMILIES.items():
         if name.startswith(family):
             raise UnsupportedModel(f"{name} is not modelled: {reason}")
-    raise UnsupportedModel(
-        f"unknown model '{name}'. {suggest(name.rpartition('/')[2], [*MODELS, 'a path to a config.json'])}"
-    )
+    close = suggest(name.rpartition("/")[2], [*MODELS, "a path to a config.json"])
+    raise UnsupportedModel(f"unknown model '{name}'. {close}")
 
 
 def read_config(path: str) -> Config:
@@ -143,9 +142,8 @@ def _check_keys(name: str, config: Config) -> None:
     for key, value in config.items():
         is_shape = SHAPE_WORDS.search(key) and not WITHOUT_SHAPE.fullmatch(key)
         if value and is_shape and key not in known | ignored:
-            raise UnsupportedModel(
-                f"{key} may change shapes, and is not known of model_type {name}.{hint(key, sorted(known))}"
-            )
+            close = hint(key, sorted(known))
+            raise UnsupportedModel(f"{key} may change shapes, and is not known of model_type {name}.{close}")
 
 
 def _check_values(family: Family, config: Config) -> None:
@@ -218,9 +216,8 @@ def _experts(family: Family, config: Config, sizes: dict[str, Any]) -> dict[str,
     needed = [name for name in family.size_names if "expert" in name and name != "expert_hidden_size"]
     _require(family, sizes, needed + ["intermediate_size"] * bool(dense))
     if not 1 <= sizes["experts_per_token"] <= sizes["experts"]:
-        raise UnsupportedModel(
-            f"num_experts_per_tok is {sizes['experts_per_token']}: must be from 1 to the {sizes['experts']} experts"
-        )
+        given, most = sizes["experts_per_token"], sizes["experts"]
+        raise UnsupportedModel(f"num_experts_per_tok is {given}: must be from 1 to the {most} experts")
     shared = _whole(config, "n_shared_experts") * sizes["expert_intermediate_size"]
     return {
         "shared_expert_intermediate_size": sizes.get("shared_expert_intermediate_size", shared),

@@ -6,10 +6,9 @@ from operator import itemgetter
 
 from sweeper.commands.accept.experiments import END_OVER_START, Experiment
 from sweeper.config.hardware import Target
-from sweeper.preflight.clusters import build_device, build_machine, default_topology
+from sweeper.preflight.clusters import build_device, build_machine, default_topology, find_device
 from workloads.api import registry
 from workloads.api.contract import Scalar
-from workloads.api.errors import UserInputError
 from workloads.estimator.communication import all_reduce_s, all_to_all_s
 from workloads.estimator.placed_job import COPY_SHARE
 from workloads.hardware.cluster import Cluster, Group
@@ -22,9 +21,8 @@ def expected_rates(target: Target, experiment: Experiment, ranks: int) -> Mappin
     """Return the expected rate of each test. An unknown device is only expected to keep its initial rate to the end."""
     metrics = experiment.tests.items()
     ends = {f"{test}{END_OVER_START}": 1.0 for test, metric in metrics if metric == "tflops_sustained"}
-    try:
-        device = build_device(target.hardware)
-    except UserInputError:
+    device = find_device(target.hardware)
+    if device is None:
         return ends
     rates = dict.fromkeys(experiment.tests, _expected_rate(target, experiment, ranks))
     factors = {test: device.power_headroom if metric == "tflops" else 1.0 for test, metric in metrics}
@@ -69,11 +67,7 @@ def _find_layout(target: Target, experiment: Experiment, ranks: int) -> tuple[fl
 def choose_parameters(target: Target, experiment: Experiment, ranks: int) -> dict[str, Scalar]:
     """Return a trial's parameters: for training, those of the planner's fastest layout. Return {} if no layout fits."""
     given = experiment.parameters_for(ranks)
-    if experiment.workload != "parallel":
-        return given
-    try:
-        build_device(target.hardware)
-    except UserInputError:  # the planner does not support the device
+    if experiment.workload != "parallel" or find_device(target.hardware) is None:
         return given
     rate, layout = _find_layout(target, experiment, ranks)
     return layout if rate else {}

@@ -22,7 +22,7 @@ from sweeper.execution.cluster import ClusterError
 from sweeper.execution.gang_launcher import GangResources, GangSpec
 from sweeper.execution.gang_pool import GangPool
 from sweeper.metrics.derivation import derive, step_times_s
-from sweeper.metrics.intervals import interval_of_steps
+from sweeper.metrics.intervals import Interval, interval_of_steps
 from workloads.api.contract import Measurement
 
 CPU_RANKS = 2  # processes that stand in for a node's devices on a CPU
@@ -258,7 +258,7 @@ def parts_of(job: Job, experiment: Experiment) -> dict[str, Sequence[int]]:
 
 def _interval(metric: str, metrics: Mapping[str, float], ranks: Sequence[Measurement]) -> tuple[float, float, float]:
     """Return a rate with its 95% interval, which for a bus bandwidth is derived from the step times."""
-    value, low, high = (metrics.get(f"{metric}{end}", math.nan) for end in ("", "_ci_low", "_ci_high"))
+    value, low, high = Interval.read(metrics, metric).bounds
     if metric == "bus_gb_s" and (times := interval_of_steps(step_times_s(ranks), "median")):
         low, high = value * times.value / times.high, value * times.value / times.low
     return value, low, high

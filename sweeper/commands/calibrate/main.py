@@ -40,9 +40,8 @@ from sweeper.preflight.calibration import (
     write_calibration,
     write_yaml,
 )
-from sweeper.preflight.clusters import build_device, default_topology
+from sweeper.preflight.clusters import default_topology, find_device
 from workloads.api.cores import CoreWatch
-from workloads.api.errors import UserInputError
 from workloads.hardware.cluster import Cluster, Device
 
 
@@ -151,10 +150,7 @@ def write_files(path: Path, target: Target, rows: Mapping[str, list[Row]], busy:
         attention=rates.attention_rates(rows["attention"], reference.value, headroom),
     )
     write_calibration(path, calibration)
-    try:
-        before = build_device(target.hardware)
-    except UserInputError:  # plans do not support this device
-        before = None
+    before = find_device(target.hardware)
     replacements = list(rates.device_replacements(calibration, before, rows))
     links = rows.get("collectives")
     if not links:

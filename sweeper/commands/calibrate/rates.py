@@ -140,10 +140,8 @@ def describe_conditions(rows: Sequence[Row]) -> str:
     """Describe the measurement conditions: how long the GEMMs ran, and at which clock and power."""
     settling = [float(row["sustained_settling_s"]) for row in rows]
     lasted = max(float(row["param.sustained_s"]) for row in rows)
-    parts = [
-        f"products back to back for {lasted:g} s, after {min(settling):.1f} to {max(settling):.1f} s in which the "
-        "clocks settled"
-    ]
+    settled = f"after {min(settling):.1f} to {max(settling):.1f} s in which the clocks settled"
+    parts = [f"products back to back for {lasted:g} s, {settled}"]
     for name, unit in (("sustained_sm_clock_mhz", "MHz"), ("sustained_power_w", "W")):
         values = [float(row[name]) for row in rows if row.get(name)]
         if values:

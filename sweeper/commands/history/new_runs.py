@@ -11,7 +11,7 @@ from sweeper.results.comparison import ComparedWork, describe_spread, find_chang
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.runs import Comparison, Gate, Verdict
 from workloads.api.errors import UserInputError
-from workloads.suggestions import suggest
+from workloads.api.validation import check_known
 
 VERSION_TAG = "tag.version."
 UNFINISHED = {"RUNNING": "runs, or was killed", "KILLED": "was interrupted"}  # by MLflow run status
@@ -32,8 +32,7 @@ def read_runs(stored: Stored, names: Sequence[str]) -> list[NewRun]:
         raise UserInputError("the store has no sweep")
     known = list(sweeps["run"])
     for name in names:
-        if name not in known:
-            raise UserInputError(f"{name}: unknown sweep. {suggest(name, known)}")
+        check_known(name, known, f"{name}: unknown sweep")
     runs = []
     for sweep in (sweeps[sweeps["run"].isin(names)] if names else sweeps.tail(1)).to_dict("records"):
         if reason := UNFINISHED.get(sweep["status"]):
@@ -129,10 +128,8 @@ def append(history: History, runs: Sequence[NewRun], gate: Gate, *, new_level: b
             if result.verdict in (Verdict.FASTER, Verdict.SLOWER):  # the level would mix two values
                 verdict = word_verdict(result.verdict, identity.objective)
                 change = find_change(result, identity.objective).value - 1
-                raise UserInputError(
-                    f"{new[-1].sweep}: {verdict} than the runs before ({change:+.1%}). --new-level starts a new "
-                    "level, with which later runs are compared"
-                )
+                remedy = "--new-level starts a new level, with which later runs are compared"
+                raise UserInputError(f"{new[-1].sweep}: {verdict} than the runs before ({change:+.1%}). {remedy}")
         for place, run in enumerate(new):
             history = history.append(identity, replace(run, starts_level=bool(series) and new_level and not place))
     return history

@@ -279,18 +279,16 @@ def build_imported_charts(runs: pd.DataFrame) -> Iterator[Chart]:
 
 
 def _build_imported_bars(work: str, results: Sequence[Imported]) -> go.Figure:
-    names, claims = [], {}
+    names = []
     for result in results:
         *_, device, devices = result.work
-        name = f"{devices} x {VENDORS.sub('', device) or 'unknown'}, {cut_name(result.name, MAX_NAME_LENGTH)}"
-        names.append(name)
-        claims[name] = result.claim_per_device("tokens_per_s")
-    claims = {name: claim for name, claim in claims.items() if not math.isnan(claim)}
+        names.append(f"{devices} x {VENDORS.sub('', device) or 'unknown'}, {cut_name(result.name, MAX_NAME_LENGTH)}")
+    claims = pd.Series([result.claim_per_device("tokens_per_s") for result in results], names).dropna()
     rates = [result.rate_per_device for result in results]
     figure = go.Figure(go.Bar(x=rates, y=names, orientation="h", marker_color=COLORS[0], name="derived"))
-    if claims:
+    if len(claims):
         marker = {"symbol": "x", "size": 10, "color": COLORS[5]}
-        figure.add_scatter(x=list(claims.values()), y=list(claims), mode="markers", marker=marker, name="claimed")
+        figure.add_scatter(x=claims, y=claims.index, mode="markers", marker=marker, name="claimed")
     figure.update_layout(title=work, height=bar_chart_height_px(len(results)), showlegend=False)
     figure.update_yaxes(autorange="reversed", automargin=True, type="category")
     return figure.update_xaxes(title="tokens/s per device", rangemode="tozero")

@@ -4,10 +4,11 @@ import json
 
 from sweeper.preflight.work import SEARCHED
 from sweeper.results import comparison, ranking
+from sweeper.results.comparison import ComparedWork
 from sweeper.results.mlflow_results import Stored
 from sweeper.results.runs import Gate
 from workloads.api.errors import UserInputError
-from workloads.suggestions import suggest
+from workloads.api.validation import check_known
 
 
 def find_latest_sweep(stored: Stored, first: str) -> str:
@@ -20,7 +21,7 @@ def find_latest_sweep(stored: Stored, first: str) -> str:
     return str(others.sort_values("start")["run"].iloc[-1])
 
 
-def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[comparison.ComparedWork]]:
+def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple[str, list[ComparedWork]]:
     """Compare each kind of work in two sweeps, per device. Return the comparisons, with a note if the spaces differ.
 
     Best results from different spaces answer different questions, so such sweeps are compared only at common points.
@@ -29,8 +30,7 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
     """
     names = set(stored.sweeps["run"])
     for name in (first, second):
-        if name not in names:
-            raise UserInputError(f"{name}: unknown sweep. {suggest(name, names)}")
+        check_known(name, names, f"{name}: unknown sweep")
     sides = [stored.trials[stored.trials["tag.sweep"] == name] for name in (first, second)]
     note = ""
     if differences := _describe_spaces(stored, first, second):
@@ -43,7 +43,7 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
     if not first_results:
         return f"{first} has no complete trial to rank", []
     labels = ranking.label_works([result.work for result in (*first_results, *second_results)])
-    works: list[comparison.ComparedWork] = []
+    works: list[ComparedWork] = []
     for result, work_label in zip(first_results, labels, strict=False):  # the rest are the second sweep's labels
         label, metric = f"{work_label} {result.objective.metric}", result.objective.metric
         kind = result.work, result.objective
@@ -53,29 +53,27 @@ def compare_sweeps(stored: Stored, first: str, second: str, gate: Gate) -> tuple
             same_work = [other for other in same_work if other.devices == result.devices]
         if not same_work:
             reason = f"{second} has no comparable result ({_explain_difference(result, second_results)})"
-            works.append(
-                comparison.ComparedWork(work=label, device=result.platform, objective=result.objective, detail=reason)
-            )
+            works.append(ComparedWork(work=label, device=result.platform, objective=result.objective, detail=reason))
         works += [_compare_results(label, (first, result), (second, other), gate) for other in same_work]
     return note, works
 
 
 def _compare_results(
     label: str, earlier: tuple[str, ranking.BestResult], new: tuple[str, ranking.BestResult], gate: Gate
-) -> comparison.ComparedWork:
+) -> ComparedWork:
     sides = [result for _, result in (earlier, new)]
     before, after = (side.per_device for side in sides)
     platforms = list(dict.fromkeys(side.platform for side in sides))
     goal, unit = sides[0].objective, sides[0].unit
     if not min(before.value, after.value) > 0:
         detail = f"{before} and {after}: only values above 0 have a ratio"
-        return comparison.ComparedWork(work=label, device=" and ".join(platforms), objective=goal, detail=detail)
+        return ComparedWork(work=label, device=" and ".join(platforms), objective=goal, detail=detail)
     unit += " per device" if sides[0].is_rate and max(side.devices for side in sides) > 1 else ""
     compared = comparison.judge([before], [after], gate, less_is_better=goal.direction == "minimize")
     single = "the steps of one trial" if sides[0].is_rate else "one trial"
     bases = [f"{side.rounds} rounds of finals" if side.rounds else single for side in sides[::-1]]
     basis = f"{bases[0]} each" if bases[0] == bases[1] else " against ".join(bases)
-    return comparison.ComparedWork(
+    return ComparedWork(
         work=label,
         device=" and ".join(platforms),
         earlier=f"{before} of {earlier[0]}",

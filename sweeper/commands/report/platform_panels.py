@@ -42,10 +42,7 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
         return [Panel("", results[0].unit, {"": estimates})]
     rank = "process" if results[0].is_cpu else "GPU"
     flops = [read_value(result.trial, "tflops") for result in results]
-    tokens_per_gpu, flops_per_gpu = (
-        [value.scaled(1 / result.devices) for value, result in zip(values, results, strict=True)]
-        for values in ([read_value(result.trial, "tokens_per_s") for result in results], flops)
-    )
+    flops_per_gpu = [value.scaled(1 / result.devices) for value, result in zip(flops, results, strict=True)]
     utilizations = {
         metric.upper(): [Interval(100 * result.get_metric(metric)) for result in results] for metric in ("mfu", "hfu")
     }
@@ -63,7 +60,7 @@ def build_panels(results: Sequence[BestResult]) -> list[Panel]:
         Panel("Tokens", "tokens/s", {"": estimates}),
         Panel("Computation", "TFLOP/s", {"": flops}),
         Panel("Utilization of the peak", "%", utilizations),
-        Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": tokens_per_gpu}),
+        Panel(f"Tokens per {rank}", f"tokens/s per {rank}", {"": [result.per_device for result in results]}),
         Panel(f"Computation per {rank}", f"TFLOP/s per {rank}", {"": flops_per_gpu}),
         Panel("Achieved rate and ceilings", f"TFLOP/s per {rank}", ceilings),
         Panel("Step time", "ms", {"": [Interval(result.get_metric("step_time_ms")) for result in results]}),

@@ -18,6 +18,7 @@ from sweeper.common.clock import PhaseClock
 from sweeper.common.format import format_interval, format_phases
 from sweeper.common.trials import BAD, WITHOUT_RESULT, TrialStatus, narrowest_retry
 from sweeper.metrics.derivation import MEMORY_METRICS
+from sweeper.metrics.intervals import Interval
 from sweeper.pages import trial_tables
 from sweeper.pages.plan_view import LONG_S
 from sweeper.pages.progress import Progress
@@ -29,7 +30,7 @@ from sweeper.preflight.sweep_plan import SweepPlan
 from sweeper.results.description import SweepEnd
 from sweeper.results.stored import Winner, front_value, measured_value
 from sweeper.search.finals import DEFAULT_FINALISTS, FinalistResult
-from sweeper.search.front import FrontPoint, measured_interval
+from sweeper.search.front import FrontPoint
 from sweeper.search.progress import SweepProgress
 from sweeper.tracking import mlflow_store, mlflow_view
 from sweeper.tracking.mlflow_view import RANKED_TRIALS, RankedTrial, SweepView
@@ -207,7 +208,7 @@ def build_view(results: Results) -> SweepView:
     exceeding = [_rank(row, objective) for row in rows if row.exceeded]
     numbers = {row.trial.number for row in rows}
     others = [
-        RankedTrial(trial.number, {}, format_interval(*measured_interval(trial, objective).bounds[1:]))
+        RankedTrial(trial.number, {}, format_interval(*Interval.read(trial.metrics, objective).bounds[1:]))
         for trial in results.best
         if trial.number not in numbers
     ]
@@ -240,8 +241,7 @@ def _rank(row: FinalistResult | FrontPoint, objective: str) -> RankedTrial:
     values = row.values if isinstance(row, FrontPoint) else {objective: row.value}
     metrics: dict[str, float] = {}
     for name, value in values.items():
-        bounds = {"": value.value, "_ci_low": value.low, "_ci_high": value.high}
-        known = {f"{name}{end}": bound for end, bound in bounds.items() if not math.isnan(bound)}
+        known = {metric: bound for metric, bound in value.to_metrics(name).items() if not math.isnan(bound)}
         metrics |= shown_metrics(known, [name], FINAL) | {f"final_{name}": bound for name, bound in known.items()}
     tags = {mlflow_store.EXCEEDED: "; ".join(row.exceeded)}
     if isinstance(row, FrontPoint):

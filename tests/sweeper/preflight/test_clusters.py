@@ -52,7 +52,7 @@ def test_a_topology_of_one_s_own_is_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hardware", "topology", "message"),
     [
-        ("h900", "dgx_h100", "unknown hardware 'h900'. Available: a100"),
+        ("h900", "dgx_h100", "unknown hardware 'h900'. Did you mean h"),
         ("h100", "dgx_h10", "Did you mean dgx_h100"),
         ("h100", "missing.yaml", "cannot be read"),
     ],
