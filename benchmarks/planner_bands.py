@@ -173,13 +173,13 @@ def describe_errors(some: Iterable[Residual]) -> dict[str, str]:
 def write_bands(found: Sequence[Residual], families: Iterable[str]) -> None:
     with BANDS.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        numbers = ("runs", "sources", "low", "tokens", "parameters")
+        numbers = ("runs", "sources", "worse", "tokens", "parameters")
         writer.writerow(["family", "distance", "below_percent", "above_percent", *numbers, *BY_NAME])
         for family in families:
             theirs = [residual for residual in found if residual.family == family]
             known = known_of((residual.run for residual in theirs), family)
-            sources, low = {each.run.source for each in theirs}, sum(each.error_percent < 0 for each in theirs)
-            counts = (len(theirs), len(sources), low, known.tokens, known.parameters)
+            sources, worse = {each.run.source for each in theirs}, sum(each.error_percent < 0 for each in theirs)
+            counts = (len(theirs), len(sources), worse, known.tokens, known.parameters)
             factors = {name: f"{factor:.2f}" for name, factor in trainer_factors(theirs).items()}
             by_name = [
                 " ".join(f"{name}={value}" for name, value in sorted(values.items()))

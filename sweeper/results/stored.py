@@ -220,7 +220,7 @@ def find_sweep(directory: Path, name: str | None = None, *, option: str = "") ->
     if name is None:
         return sweeps[0]
     by_name = {sweep.name: sweep for sweep in sweeps}
-    check_known(name, by_name, f"{option}{name}: there is no such sweep")
+    check_known(name, by_name, f"{option}{name}: unknown sweep")
     return by_name[name]
 
 

@@ -148,7 +148,7 @@ class Band:
     ends: BandEnds
     runs: int  # number of runs of this family, at any distance
     sources: int
-    low: int  # the number of these runs that were slower, or needed more memory, than estimated
+    worse: int  # the number of these runs that were slower, or needed more memory, than estimated
     known: Known
     factors: Mapping[str, float]  # how wide the bands of trainers with measured runs are, relative to other trainers
     errors: Mapping[str, str]  # by `trainer@device`: the number of runs and their mean error
@@ -156,7 +156,7 @@ class Band:
     @property
     def meaning(self) -> str:
         runs = f"{self.runs} measured runs of {self.sources} sources"
-        slower = f"{self.low} are slower than estimated"
+        slower = f"{self.worse} are slower than estimated"
         return f"{COVERED:.0%} of {runs}, each left out, are within their trainers' bands; {slower}"
 
     def describe_pair(self, trainer: str, device: str) -> str:
@@ -176,7 +176,7 @@ def bands() -> dict[str, tuple[Band, ...]]:
         factors, pairs, errors = (dict(each.split("=") for each in row[name].split()) for name in BY_NAME)
         most = {pair: int(gpus) for pair, gpus in pairs.items()}
         known = Known(int(row["tokens"]), int(row["parameters"]), most, of_trainers=row["family"] == "memory")
-        numbers = {name: int(row[name]) for name in ("runs", "sources", "low")}
+        numbers = {name: int(row[name]) for name in ("runs", "sources", "worse")}
         ends = BandEnds(*(float(row[f"{side}_percent"]) / 100 for side in ("below", "above")))
         widths = {trainer: float(factor) for trainer, factor in factors.items()}
         band = Band(ends, **numbers, known=known, factors=widths, errors=errors)

@@ -308,14 +308,14 @@ def _read_precision(settings: names.Settings) -> str:
     plain = {name: settings.get(name) for name in ("bf16", "fp16")}
     if settings.get("fp4"):
         recipe = settings.get("fp4_recipe") or "nvfp4"
-        check_known(str(recipe), FP4_RECIPES, f"fp4_recipe={recipe}: no precision of ours")
+        check_known(str(recipe), FP4_RECIPES, f"fp4_recipe={recipe}: unknown precision")
         return FP4_RECIPES[recipe]
     if number_format := settings.get("fp8"):
         recipe = settings.get("fp8_recipe") or "delayed"
         for name, (_, theirs) in FP8_RECIPES.items():
             if theirs == recipe:
                 return name
-        raise UserInputError(f"fp8_recipe={recipe} ({number_format}): no precision of ours")
+        raise UserInputError(f"fp8_recipe={recipe} ({number_format}): unknown precision")
     return next((name for name, is_set in plain.items() if is_set), "fp32")
 
 

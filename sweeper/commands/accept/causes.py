@@ -59,10 +59,11 @@ def add_causes(judgements: Sequence[Judgement], states: Mapping[str, Mapping[str
         gpus = gpus or [gpu for gpu in all_gpus if not numbers or gpu["number"] in numbers]
         others = [one for one in beside[reading.test] if one is not reading.beside]
         evidence = Evidence(judgement, of_nodes, gpus, others, slow_links)
-        disturbances, has_problem = find_disturbances(evidence)
-        if judgement.verdict is Verdict.FAIL and disturbances and not has_problem:
-            reason = f"{judgement.reason}; not judged, because other processes used the part"
-            return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=reason, cause="; ".join(disturbances))
+        if judgement.verdict is Verdict.FAIL:
+            disturbances, has_problem = find_disturbances(evidence)
+            if disturbances and not has_problem:
+                reason = f"{judgement.reason}; not judged, because other processes used the part"
+                return replace(judgement, verdict=Verdict.INCONCLUSIVE, reason=reason, cause="; ".join(disturbances))
         unknown = UNKNOWN if judgement.verdict is Verdict.FAIL else ""
         rules = RULES if is_explained(judgement) else (_host,)  # for a test that did not run, for lack of time
         causes = "; ".join(dict.fromkeys(cause for rule in rules for cause in rule(evidence)))

@@ -139,10 +139,10 @@ def describe(verdict: Verdict, judgements: Sequence[Judgement], findings: Sequen
     measured = list_parts(judgements, Verdict.MEASURED) if is_first else []
     problems = [finding.location for finding in findings if finding.affects_results and not finding.by_others]
     others = [f"{f.location}: {f.problem}" for f in findings if f.by_others and verdict is not Verdict.PASS]
-    states = {"too slow": slow, "with problems": problems, "without a verdict": undecided}
     advice = "" if others else ": set baseline= to this accept.json in the next run"
-    states[f"measured, with nothing to compare{advice}"] = measured
-    reasons = [f"{name_some(names)} {state}" for state, names in states.items() if names]
+    states = [(slow, "too slow"), (problems, "with problems"), (undecided, "without a verdict")]
+    states.append((measured, f"measured, with nothing to compare{advice}"))
+    reasons = [f"{name_some(names)} {state}" for names, state in states if names]
     reasons += [f"{name_some(others, 2)}; end other processes and rerun"] if others else []
     text = "; ".join(reasons) or ("nothing is too slow" if tests else "nothing was measured")
     return f"{verdict.value.upper()}: {text} ({count(tests, 'test')} of {count(parts, 'part')} in all)"
@@ -158,7 +158,8 @@ def list_problems(judgements: Sequence[Judgement], findings: Sequence[Finding]) 
 
 
 def _explain(judgement: Judgement) -> str:
-    value = "" if (r := judgement.reading).problem else f" {format_number(r.value)} {r.unit},"
+    reading = judgement.reading
+    value = "" if reading.problem else f" {format_number(reading.value)} {reading.unit},"
     return f"{value} {judgement.reason}" + (f"\n  {judgement.cause}" if judgement.cause else "")
 
 

@@ -176,14 +176,14 @@ def compare_records(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
     earlier = {(row["test"], row["part"]): row for row in before["results"] if row["value"]}
     new_rows = {(row["test"], row["part"]): row for row in after["results"] if row["value"]}
     pairs = [(earlier[key], row) for key, row in new_rows.items() if key in earlier]
-    changes = []
+    changes, used = [], _list_used(after)
     for old, new in pairs:
         spread = spread_of(before["kind"], new["test"])
         limit = set_limit("the earlier run", old["value"], math.sqrt(2) * spread.run, spread.worth, len(pairs))
         first, second = (Interval(*(row[name] or math.nan for name in ("value", "low", "high"))) for row in (old, new))
-        used = [location for location in _list_used(after) if _is_part_of(location, new["part"])]
-        ratio = ratio_interval(second, first)
-        changes.append(Change(new["test"], new["part"], ratio, limit.lowest / limit.expected, used))
+        ratio, least = ratio_interval(second, first), limit.lowest / limit.expected
+        of_part = [location for location in used if _is_part_of(location, new["part"])]
+        changes.append(Change(new["test"], new["part"], ratio, least, of_part))
     return sorted(changes, key=lambda change: change.ratio.value)
 
 

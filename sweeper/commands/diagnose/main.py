@@ -7,7 +7,8 @@ Reads the same logs as `sweeper ingest`, and other programs' lines such as `step
 step times needs a rate in each step's line, such as tokens/s. Reports gradual slowdowns, jumps in step time, temporary
 slow phases, and periodic or irregular pauses. Also reports ranks and hosts that are slower than the rest and, with
 model=, hardware= and gpus=, steps that are slower than the plan of the log's layout by more than the plan's error band.
-The exit code is 0 if nothing is unusual, 1 if there is a finding, and 3 if there are too few steps for a verdict.
+The exit code is 0 if nothing is unusual, 1 if there is a finding, and 3 if there are too few steps for a verdict or the
+log cannot be compared with a plan.
 """
 
 from __future__ import annotations
@@ -143,18 +144,17 @@ def diagnose(request: DiagnoseRequest) -> int:
     print(f"{', '.join(request.logs)}: {steps}{several}, {speed or f'{format_number(usual_s)} s each'}")
     if without := [log for log in request.logs if Path(log) not in {source.path for source in sources}]:
         print(f"  without a step's time or rate: {name_some(without)}")
-    is_open = False
+    is_open = len(first.steps) < FEWEST
     if not missing:
         planned, is_slower = compare_with_plan(request, usual_s, first.measure)
         if is_slower:
             found.append(planned)
         else:
             print(f"  {planned}")
-        is_open |= is_slower is None
+        is_open = is_open or is_slower is None
     for text in found:
         print(f"! {one_line(text)}")
     if len(first.steps) < FEWEST:
-        is_open = True
         print(f"  fewer than {FEWEST} steps: too few to show a drift, a jump or pauses")
     elif not found:
         print("  nothing unusual")

@@ -84,10 +84,11 @@ def answer(request: PlanRequest, report: Report = report_nothing) -> Answer:
 
 
 def _find_remedy(problem: Problem) -> str:
-    """Return the least change of the state or the number of GPUs with which a layout fits, as a sentence, or ""."""
+    """Return a change of the state, or else of the number of GPUs, with which a layout fits, as a sentence, or ""."""
     short = replace(problem, job=replace(problem.job, state="bf16"))
     more = {f"gpus={n}": problem.on(n) for n in (problem.cluster.gpus * 2**power for power in range(1, 8))}
-    for name, changed in {"state=bf16": short, **more}.items():
+    changes = {"state=bf16": short} if short != problem else {}
+    for name, changed in (changes | more).items():
         with suppress(UserInputError):
             search(changed, keep=1)
             return f". It fits with {name}, for example"

@@ -97,7 +97,7 @@ def test_any_trial_of_a_sweep_can_be_chosen(finished_sweep: FinishedSweep, tmp_p
     assert "a single trial" in files.title or "rounds of the finals" in files.title
     with pytest.raises(UserInputError, match=r"trial=99: products has no such trial\. Available: 0 to 22"):
         write_trial(find_sweep(tmp_path, "products"), 99)
-    with pytest.raises(UserInputError, match=r"product: there is no such sweep\. Did you mean products\? Available"):
+    with pytest.raises(UserInputError, match=r"product: unknown sweep\. Did you mean products\? Available"):
         find_sweep(tmp_path, "product")
 
 

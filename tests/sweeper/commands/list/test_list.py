@@ -105,7 +105,7 @@ def test_an_empty_folder_and_a_wrong_name(
 ) -> None:
     (tmp_path / "none").mkdir()
     assert command(f"dir={tmp_path / 'none'}") == 0 and "no sweep in" in capsys.readouterr().out
-    with pytest.raises(UserInputError, match=r"^produts: there is no such sweep.*Did you mean products\?"):
+    with pytest.raises(UserInputError, match=r"^produts: unknown sweep.*Did you mean products\?"):
         command("delete", "produts", f"dir={tmp_path}")
     assert command(f"dir={tmp_path}") == 0 and copied.name in capsys.readouterr().out
 

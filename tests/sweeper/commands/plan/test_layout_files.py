@@ -363,7 +363,7 @@ def test_a_model_that_torchtitan_cannot_name_is_taken_and_noted(tmp_path: Path) 
         (YAML.replace("size: 64", "size: ${BATCH}"), "global_batch_size=.{BATCH}: the script gives it no value"),
         (
             YAML.replace("e2m1", "e2m1\n  --fp4-recipe: mxfp4"),
-            "fp4_recipe=mxfp4: no precision of ours. Did you mean .* Available: nvfp4",
+            "fp4_recipe=mxfp4: unknown precision. Did you mean .* Available: nvfp4",
         ),
         (primus("maxtext", "{}"), "framework=maxtext: not read of Primus. Read: megatron, torchtitan, megatron_bridge"),
         (primus("megatron", "{seq_length: '${LENGTH}'}"), "seq_length=.{LENGTH}: the file gives it no default"),
